@@ -1,0 +1,1 @@
+"""Programs that show tinyedge at work on trained models of other people."""

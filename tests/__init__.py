@@ -1,0 +1,1 @@
+"""Tests; `tests.models` gives the real networks that they run."""
