@@ -1,0 +1,1 @@
+"""One kernel to target code: loop IR, schedules, renderers, linking."""

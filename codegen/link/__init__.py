@@ -1,0 +1,1 @@
+"""Object files to loadable images, without a system linker."""

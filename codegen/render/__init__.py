@@ -1,0 +1,1 @@
+"""A scheduled kernel in a target's language."""

@@ -1,0 +1,1 @@
+"""How a kernel's loops are split, ordered, vectorised and unrolled."""

@@ -1,0 +1,1 @@
+"""User-space drivers, one folder a device family."""

@@ -1,0 +1,1 @@
+"""tinyedge: a compact tensor compiler and runtime."""

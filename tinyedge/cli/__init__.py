@@ -1,0 +1,1 @@
+"""The tinyedge command, one module a command."""

@@ -1,0 +1,1 @@
+"""ONNX importer: a model file to a Graph."""

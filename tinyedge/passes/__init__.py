@@ -1,0 +1,1 @@
+"""Graph to graph: each module is a list of small named rules."""

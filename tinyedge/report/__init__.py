@@ -1,0 +1,1 @@
+"""Reports for people: what a plan holds and costs."""
