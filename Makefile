@@ -1,0 +1,61 @@
+# tinyedge: `make demo` and `make test` work from a clean clone; the other targets are for developers.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+WORKERS ?= 2
+
+# System packages: each has to be there when the command behind the colon is.
+VENV_PACKAGES := python3-venv
+TEST_PACKAGES := qemu-user:qemu-aarch64
+
+.PHONY: demo test lint types unit bench fuzz soak wheel clean system
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m examples.demo
+
+test: lint types unit
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check
+
+types: $(VENV)/.installed
+	rm -rf build/types
+	mkdir -p build/types/tinyedge
+	ln -s $(CURDIR)/tinyedge/* $(CURDIR)/codegen $(CURDIR)/drivers build/types/tinyedge/
+	$(BIN)/mypy build/types/tinyedge examples tests $(wildcard bench)
+
+unit: $(VENV)/.installed system
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m bench
+
+fuzz soak: $(VENV)/.installed
+	$(BIN)/python -m bench.$@
+
+wheel: $(VENV)/.installed
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Tests that need a command that isn't there are skipped by name, so this only says so.
+system:
+	@for entry in $(TEST_PACKAGES); do \
+	  package=$${entry%%:*}; command -v $${entry##*:} >/dev/null && continue; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package; \
+	  else echo "tinyedge: $$package is missing, its tests are skipped; install it (apt-get install $$package)"; fi \
+	done
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "tinyedge: $(PYTHON) is missing or older than 3.11; name another one with make PYTHON=..."; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	  || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(VENV_PACKAGES); \
+	  else echo "tinyedge: $(PYTHON) can't make a virtual environment; install $(VENV_PACKAGES)"; exit 1; fi
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
