@@ -57,5 +57,5 @@ $(VENV)/.installed: pyproject.toml
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(VENV_PACKAGES); \
 	  else echo "tinyedge: $(PYTHON) can't make a virtual environment; install $(VENV_PACKAGES)"; exit 1; fi
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
