@@ -34,7 +34,9 @@ bench: $(VENV)/.installed
 fuzz soak: $(VENV)/.installed
 	$(BIN)/python -m bench.$@
 
+# Without its last build: setuptools would pack modules that have since been deleted.
 wheel: $(VENV)/.installed
+	rm -rf build/lib
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
@@ -45,7 +47,7 @@ system:
 	@for entry in $(TEST_PACKAGES); do \
 	  package=$${entry%%:*}; command -v $${entry##*:} >/dev/null && continue; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package >/dev/null; \
 	  else echo "tinyedge: $$package is missing, its tests are skipped; install it (apt-get install $$package)"; fi \
 	done
 
@@ -54,7 +56,7 @@ $(VENV)/.installed: pyproject.toml
 	  || { echo "tinyedge: $(PYTHON) is missing or older than 3.11; name another one with make PYTHON=..."; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	  || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(VENV_PACKAGES); \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(VENV_PACKAGES) >/dev/null; \
 	  else echo "tinyedge: $(PYTHON) can't make a virtual environment; install $(VENV_PACKAGES)"; exit 1; fi
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
