@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 
 # System packages: each has to be there when the command behind the colon is.
-VENV_PACKAGES := python3-venv
+VENV_PACKAGES := python3 python3-venv
 TEST_PACKAGES := qemu-user:qemu-aarch64
 
 .PHONY: demo test lint types unit bench fuzz soak wheel clean system
@@ -51,13 +51,14 @@ system:
 	  else echo "tinyedge: $$package is missing, its tests are skipped; install it (apt-get install $$package)"; fi \
 	done
 
+# A virtual environment that was begun is finished; one whose needs have changed is brought up to them.
 $(VENV)/.installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "tinyedge: $(PYTHON) is missing or older than 3.11; name another one with make PYTHON=..."; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	  || if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(VENV_PACKAGES) >/dev/null; \
-	  else echo "tinyedge: $(PYTHON) can't make a virtual environment; install $(VENV_PACKAGES)"; exit 1; fi
-	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	  else echo "tinyedge: a virtual environment needs $(VENV_PACKAGES); install them and run make again"; exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "tinyedge: $(PYTHON) is missing or older than 3.11; name another with make PYTHON=..."; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
