@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-# System packages: each has to be there when the command behind the colon is.
+# System packages. One for tests is installed when the command behind its colon is missing.
 VENV_PACKAGES := python3 python3-venv
 TEST_PACKAGES := qemu-user:qemu-aarch64
 
