@@ -1,0 +1,568 @@
+"""Schedules for CPUs: which loop is the vector, what is held in registers, what is a piece.
+
+Every kernel has the same form. One index is the vector (`lane`): of the output where its memory is
+contiguous, else of the reduction, whose lanes are folded at the end. A register tile of pixels x
+vectors is carried through the whole reduction, so that each weight vector is used for every pixel
+and each input element for every vector. The loops outside are, from the outside: pieces (what the
+threads share), then serial loops. Sizes that the tile does not divide shift the last tile back to
+end at the edge (the overlap is computed twice, alike) or mask its vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tinyedge.graph import Node
+from tinyedge.shape import Dim, Shape, dim, upper
+
+from .. import symbolic
+from ..ir import (
+    LANE, Expr, For, Kernel, Set, Stmt, Store, const, make, op, reg, substitute, var,
+)
+from ..lower import Index, Layout, Lower, combine, identity
+from ..symbolic import TRUE, both, ge0, lift
+
+UNROLL_REDUCTION = 50
+"""Most multiply-adds per output element for which a reduction is written out in full."""
+
+ACCUMULATORS = {64: 28, 32: 12, 16: 24}
+"""Registers that a tile may fill, by vector width in bytes: of 32, 16 and 32."""
+
+
+@dataclass
+class Spec:
+    """What the schedule is asked for.
+
+    lower: makes expressions. root: the node that is stored, of shape `domain`. order: the domain's
+    dimensions from outermost to innermost as the target's memory has them. store: index -> (element
+    offset in buffer 0, guard). pack: called with a layout for the weights if the heavy node is a
+    contraction whose second operand is a constant; `constant` is that operand's index form.
+    """
+
+    name: str
+    lower: Lower
+    root: Node
+    domain: Shape
+    order: tuple[int, ...]
+    store: Callable[[Index], tuple[Expr, Expr]]
+    pack: Callable[[Layout], None] | None = None
+
+
+@dataclass
+class Loops:
+    """A domain axis's index as a sum of loops; outermost first."""
+
+    axis: int
+    extent: Dim
+
+
+def vector_of(width: int, bits: int) -> int:
+    return max(1, width * 8 // max(bits, 32))
+
+
+def schedule(spec: Spec, width: int) -> Kernel | None:
+    """The scheduled kernel for vectors of `width` bytes; its buffers are filled in by the caller.
+
+    None when the domain is empty.
+    """
+    return _Scheduler(spec, width).run()
+
+
+def _loads(e: Expr, seen: dict[Expr, None]) -> dict[Expr, None]:
+    stack, known = [e], set[Expr]()
+    while stack:
+        x = stack.pop()
+        if x in known:
+            continue
+        known.add(x)
+        if x.op == "load":
+            seen[x] = None
+        stack.extend(x.args)
+    return seen
+
+
+def _coefficient(index: Expr, v: Expr) -> int | None:
+    """How far `index` moves when v grows by one; None where that is not constant."""
+    if v not in index.vars:
+        return 0
+    terms, _ = symbolic.linear(index)
+    rest = [t for t in terms if t is not v and v in t.vars]
+    return None if rest else terms.get(v, 0)
+
+
+class _Scheduler:
+    def __init__(self, spec: Spec, width: int) -> None:
+        self.spec, self.width = spec, width
+        self.lower = spec.lower
+        self.heavy = spec.lower.heavy
+        self.bits = max(spec.root.dtype.bits, *(
+            [spec.lower.fold()[1].bits] if self.heavy is not None else [8]))
+
+    def run(self) -> Kernel | None:
+        if any(d == 0 for d in self.spec.domain if isinstance(d, int)):
+            return None
+        self.axes = list(self.spec.order)
+        over = self.lower.extents() if self.heavy is not None else ()
+        self.over_extents = over
+        # plain variables first, to see how memory moves with each
+        self.plain = tuple(
+            var(f"o{i}", 0, upper(d) - 1) if d != 1 else const(0)
+            for i, d in enumerate(self.spec.domain)
+        )
+        self.plain_over = tuple(
+            var(f"r{i}", 0, upper(d) - 1) if d != 1 else const(0) for i, d in enumerate(over)
+        )
+        exprs = []
+        total = None
+        if self.heavy is not None:
+            kind, t = self.lower.fold()
+            exprs.append(self.lower.body(self.plain, self.plain_over))
+            total = reg("acc", t)
+        exprs.append(self.lower.epilogue(self.spec.root, self.plain, total))
+        store, guard = self.spec.store(self.plain)
+        self.body_loads = list(_loads(exprs[0], {})) if self.heavy is not None else []
+        self.tail_loads = list(_loads(exprs[-1], {}))
+        self.store_index = store
+        self.choose_lane()
+        return self.build()
+
+    # choosing
+
+    def choose_lane(self) -> None:
+        """Sets lane_axis (of the domain), or lane_over (of the reduction), and lanes."""
+        full = vector_of(self.width, self.bits)
+        constant = self.constant_operand()
+
+        def cost(v: Expr, loads: Sequence[Expr]) -> float:
+            c = 0.0
+            for x in loads:
+                if constant is not None and x.attr == constant:
+                    c += 1.0
+                    continue
+                k = _coefficient(x.args[0], v)
+                c += {0: 0.5, 1: 1.0}.get(k if k is not None else -1, 2.0 * full)
+            return c
+
+        best: tuple[float, str, int, int] | None = None
+        options: list[tuple[str, int, Expr, Dim]] = [
+            ("axis", i, v, self.spec.domain[i]) for i, v in enumerate(self.plain) if v.op == "var"
+        ]
+        options += [
+            ("over", i, v, self.over_extents[i])
+            for i, v in enumerate(self.plain_over) if v.op == "var"
+        ]
+        for kind, i, v, extent in options:
+            n = upper(extent)
+            lanes = min(full, 1 << max(0, (n - 1).bit_length()))
+            if lanes < 2:
+                continue
+            useful = n / (-(-n // lanes) * lanes) * lanes
+            work = cost(v, self.body_loads)
+            if kind == "axis":
+                k = _coefficient(self.store_index, v)
+                tail = cost(v, self.tail_loads) + {1: 1.0}.get(k if k is not None else -1,
+                                                               2.0 * full)
+                each = upper(symbolic_size(self.over_extents)) if self.heavy is not None else 0
+                total = (work * max(each, 1) + tail if each else tail) / useful
+            else:
+                each = upper(symbolic_size(self.over_extents))
+                total = (work * each + 8.0 * lanes) / useful * 1.05
+            if best is None or total < best[0]:
+                best = (total, kind, i, lanes)
+        self.lane_axis = self.lane_over = -1
+        self.lanes = 1
+        scalar = 1.0 * (len(self.body_loads) * max(
+            upper(symbolic_size(self.over_extents)), 1) + len(self.tail_loads) + 1)
+        if best is not None and best[0] < scalar:
+            self.lanes = best[3]
+            if best[1] == "axis":
+                self.lane_axis = best[2]
+            else:
+                self.lane_over = best[2]
+
+    def constant_operand(self) -> int | None:
+        """Buffer number of weights that may be laid out freely."""
+        return 1 if self.spec.pack is not None else None
+
+    def tile(self) -> tuple[int, int, int]:
+        """(pixel axis or -1, pixels, vectors) held in registers."""
+        if self.heavy is None:
+            return -1, 1, 1
+        limit = ACCUMULATORS[self.width]
+        lane_extent = upper(self.spec.domain[self.lane_axis]) if self.lane_axis >= 0 else 1
+        n = -(-lane_extent // self.lanes)
+        lane = self.plain[self.lane_axis] if self.lane_axis >= 0 else None
+        # pixels: the innermost other axis that shares something (a load that it does not move)
+        best_axis, best_share = -1, -1.0
+        for i in reversed(self.axes):
+            v = self.plain[i]
+            if i == self.lane_axis or v.op != "var" or not isinstance(self.spec.domain[i], int):
+                continue
+            shared = sum(v not in x.args[0].vars for x in self.body_loads)
+            share = shared + 0.01 * (len(self.axes) - self.axes.index(i) == 1)
+            size = upper(self.spec.domain[i])
+            score = (share + 0.5) * min(size, 8)
+            if score > best_share:
+                best_axis, best_share = i, score
+        pixels = upper(self.spec.domain[best_axis]) if best_axis >= 0 else 1
+        moving = sum(lane is not None and lane in x.args[0].vars for x in self.body_loads)
+        # loads that move with the lane only (weights) and with the pixel only (inputs)
+        pixel = self.plain[best_axis] if best_axis >= 0 else None
+        def uses(x: Expr, v: Expr | None) -> bool:
+            return v is not None and v in x.args[0].vars
+        best: tuple[float, int, int] | None = None
+        weigh_both = sum(uses(x, lane) and uses(x, pixel) for x in self.body_loads)
+        weigh_lane = sum(uses(x, lane) and not uses(x, pixel) for x in self.body_loads)
+        weigh_pixel = sum(uses(x, pixel) and not uses(x, lane) for x in self.body_loads)
+        # a window that slides along the pixels is loaded once for its neighbours too
+        for kt, pt in product(range(1, 9), range(1, 29)):
+            if kt * pt > limit or kt > n or pt > pixels:
+                continue
+            if weigh_both and (kt > 1 or pt > 8):
+                continue
+            tiles = -(-n // kt) * -(-pixels // pt)
+            loads = kt * weigh_lane + pt * weigh_pixel + kt * pt * weigh_both * 0.5
+            # few accumulators leave the multiply-add's latency in the open
+            latency = 8.0 / (kt * pt) if kt * pt < 8 else 1.0
+            each = max(kt * pt * latency, 0.7 * loads) + 0.3 * loads + 1.5
+            cost = tiles * each
+            if best is None or cost < best[0] * 0.999:
+                best = (cost, kt, pt)
+        assert best is not None
+        del moving
+        return best_axis, best[2], best[1]
+
+    # building
+
+    def build(self) -> Kernel:
+        lane = var(LANE, 0, self.lanes - 1) if self.lanes > 1 else const(0)
+        domain, axes = self.spec.domain, self.axes
+        pixel_axis, pt, kt = self.tile()
+        if self.spec.pack is not None and self.heavy is not None:
+            self.pack(kt)
+        index: list[Expr] = [const(0)] * len(domain)
+        loops: list[tuple[Expr, Expr]] = []  # (variable, extent), outermost first
+        tp = var("tp", 0, pt - 1) if pt > 1 else const(0)
+        tk = var("tk", 0, kt - 1) if kt > 1 else const(0)
+        merged = self.merge() if self.heavy is None else None
+        if merged is not None:
+            return self.flat(merged, lane)
+        for i in axes:
+            extent = domain[i]
+            if i == self.lane_axis:
+                step = self.lanes * kt
+                n = ceil_div(extent, step)
+                v = self.loop(f"v{i}", n, loops)
+                index[i] = v * step + tk * self.lanes + lane
+            elif i == pixel_axis and pt > 1:
+                assert isinstance(extent, int)
+                n = -(-extent // pt)
+                v = self.loop(f"p{i}", n, loops)
+                at = v * pt
+                if extent % pt:
+                    at = symbolic.minimum(at, extent - pt)
+                index[i] = at + tp
+            else:
+                index[i] = self.loop(f"o{i}", extent, loops)
+        if self.heavy is not None and self.spec.pack is not None and self.lane_axis >= 0:
+            # weights outermost: a panel of them stays in the cache for all the pixels
+            loops.sort(key=lambda p: p[0].op != "var" or p[0].attr[0] != f"v{self.lane_axis}")
+        where = tuple(index)
+        tiles = [(p, k) for p in range(pt) for k in range(kt)]
+        envs = [{v: const(c) for v, c in ((tp, p), (tk, k)) if v.op == "var"} for p, k in tiles]
+        body: list[Stmt] = []
+        total: Expr | None = None
+        if self.heavy is not None:
+            total = self.reduction(where, lane, envs, body)
+        value = self.lower.epilogue(self.spec.root, where, total)
+        offset, guard = self.spec.store(where)
+        memo: list[dict[Expr, Expr]] = [{} for _ in envs]
+        for j, env in enumerate(envs):
+            full = dict(env)
+            if total is not None:
+                full[total] = self.totals[j]
+            body.append(Store(
+                0, substitute(offset, env), substitute(value, full, memo[j]),
+                None if guard is TRUE else _known(substitute(guard, env)),
+            ))
+        return self.finish(loops, body)
+
+    def loop(self, name: str, extent: Dim | Expr, loops: list[tuple[Expr, Expr]]) -> Expr:
+        e = lift(extent)
+        if e.op == "const" and e.attr == 1:
+            return const(0)
+        v = var(name, 0, e.hi - 1)
+        loops.append((v, e))
+        return v
+
+    def finish(self, loops: list[tuple[Expr, Expr]], body: list[Stmt]) -> Kernel:
+        """Wraps the loops round the body: the outer ones become the grid."""
+        grid = const(1)
+        taken = 0
+        for _, extent in loops:
+            # enough pieces to balance a few threads, no more: each costs its own set-up
+            if grid.hi >= 48:
+                break
+            grid = grid * extent
+            taken += 1
+        outer, inner = loops[:taken], loops[taken:]
+        stmts = tuple(body)
+        for v, extent in reversed(inner):
+            stmts = (For(v, extent, stmts),)
+        g = var("g", 0, max(grid.hi - 1, 0))
+        env: dict[Expr, Expr] = {}
+        rest = g
+        for n, (v, extent) in enumerate(reversed(outer)):
+            last = n == len(outer) - 1
+            env[v] = rest if last else rest % extent
+            rest = rest if last else rest // extent
+        if env:
+            memo: dict[Expr, Expr] = {}
+            stmts = tuple(_replace(s, env, memo) for s in stmts)
+        return Kernel(self.spec.name, (), (), g, grid, stmts, self.lanes)
+
+    def reduction(
+        self, where: Index, lane: Expr, envs: list[dict[Expr, Expr]], body: list[Stmt]
+    ) -> Expr:
+        """Adds the statements of the fold; returns the register that stands for its value."""
+        kind, t = self.lower.fold()
+        along = self.lane_over >= 0
+        vector = (lane,) if lane.op == "var" and (along or self.lane_axis >= 0) else ()
+        accs = [reg(f"acc{j}", t, vector) for j in range(len(envs))]
+        start = identity(kind, t)
+        for a in accs:
+            body.append(Set(a, start))
+        extents = list(self.over_extents)
+        sequence = self.reduction_order()
+        count = prod(upper(d) for d in extents)
+        unrolled: list[int] = []
+        if not along and all(isinstance(d, int) for d in extents):
+            # innermost loops written out while the code stays small
+            size = 1
+            room = UNROLL_REDUCTION if len(envs) <= 8 else max(1, 64 // len(envs))
+            for i in reversed(sequence):
+                if size * upper(extents[i]) * len(envs) > room * 8 or \
+                        size * upper(extents[i]) > UNROLL_REDUCTION:
+                    break
+                size *= upper(extents[i])
+                unrolled.append(i)
+        del count
+
+        def emit(over: list[Expr]) -> list[Stmt]:
+            e = self.lower.body(where, tuple(over))
+            if along:
+                r = over[self.lane_over]
+                inside = ge0(lift(extents[self.lane_over]) - 1 - r)
+                if inside is not TRUE:
+                    e = op("where", inside, e, start)
+            out: list[Stmt] = []
+            names = [v for v in over if v.op == "var" and v.attr[0].startswith("u")]
+            for combo in product(*(range(v.hi + 1) for v in names)):
+                inner = {v: const(c) for v, c in zip(names, combo)}
+                for a, env in zip(accs, envs):
+                    out.append(Set(a, combine(kind, a, substitute(e, {**env, **inner}))))
+            return out
+
+        over: list[Expr] = [const(0)] * len(extents)
+        loops: list[tuple[Expr, Expr]] = []
+        for i in sequence:
+            if i in unrolled:
+                over[i] = var(f"u{i}", 0, upper(extents[i]) - 1) if extents[i] != 1 else const(0)
+            elif i == self.lane_over:
+                pass
+            else:
+                over[i] = self.loop(f"r{i}", extents[i], loops)
+        if along:
+            n = extents[self.lane_over]
+            whole = lift(n) // self.lanes
+            v = self.loop("rv", whole, loops) if whole.hi > 0 else None
+            stmts: list[Stmt] = []
+            if v is not None:
+                over[self.lane_over] = v * self.lanes + lane
+                inner_loop = loops.pop() if v.op == "var" else None
+                inner = tuple(emit(over))
+                stmts += [For(*inner_loop, inner)] if inner_loop else list(inner)
+            if not isinstance(n, int) or n % self.lanes:
+                over[self.lane_over] = whole * self.lanes + lane
+                stmts += emit(over)
+        else:
+            stmts = emit(over)
+        for v2, extent in reversed(loops):
+            stmts = [For(v2, extent, tuple(stmts))]
+        body += stmts
+        self.totals: list[Expr] = list(accs)
+        if along:
+            self.totals = []
+            for j, a in enumerate(accs):
+                lims = t.limits if not t.is_float else (0, 0)
+                folded = make("hreduce", (a,), kind, t, *lims)
+                one = reg(f"sum{j}", t)
+                body.append(Set(one, folded))
+                self.totals.append(one)
+        return reg("total", t, vector if not along else ())
+
+    def reduction_order(self) -> list[int]:
+        """Reduction indices, outermost first: the one that moves least in memory innermost."""
+        def reach(i: int) -> tuple[int, int]:
+            v = self.plain_over[i]
+            if v.op != "var":
+                return (0, i)
+            steps = [abs(c) for x in self.body_loads
+                     if (c := _coefficient(x.args[0], v)) is not None and c
+                     and x.attr != self.constant_operand()]
+            return (max(steps, default=0), -i)
+        return sorted(range(len(self.over_extents)), key=reach, reverse=True)
+
+    def pack(self, kt: int) -> None:
+        """Lays the weights out in the order in which the tile reads them."""
+        h = self.heavy
+        assert h is not None and self.spec.pack is not None
+        w, forms = h.inputs[1], h["maps"][1]
+        rank = len(self.spec.domain)
+        where = {terms[0][0]: d for d, (_, terms) in enumerate(forms) if len(terms) == 1}
+        sequence = [where[rank + i] for i in self.reduction_order() if rank + i in where]
+        lane_dim = where.get(self.lane_axis) if self.lane_axis >= 0 else \
+            where.get(rank + self.lane_over)
+        others = [d for d in range(w.rank) if d not in sequence and d != lane_dim]
+        order = [*others, *(d for d in sequence if d != lane_dim)]
+        room = list(w.shape)
+        block = None
+        if lane_dim is not None:
+            step = self.lanes * (kt if self.lane_axis >= 0 else 1)
+            size = w.shape[lane_dim]
+            assert isinstance(size, int)
+            room[lane_dim] = -(-size // step) * step
+            order.append(lane_dim)
+            if self.lane_axis >= 0 and others == [] and room[lane_dim] > step:
+                block = (lane_dim, step)
+        self.spec.pack(Layout(
+            w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block))
+
+    # elementwise kernels
+
+    def merge(self) -> tuple[list[int], Expr] | None:
+        """All axes as one where memory allows: (axes, their joint variable)."""
+        axes = [i for i in self.axes if self.plain[i].op == "var"]
+        if not axes or self.lane_axis != axes[-1] or self.lanes < 2 or \
+                not all(isinstance(self.spec.domain[i], int) for i in axes):
+            return None
+        for first in range(len(axes)):
+            joint = axes[first:]
+            size = prod(upper(self.spec.domain[i]) for i in joint)
+            m = var("m", 0, size - 1)
+            index = list(self.plain)
+            rest = m
+            for i in reversed(joint):
+                n = self.spec.domain[i]
+                index[i] = rest % n if i != joint[0] else rest
+                rest = rest // n
+            value = self.lower.epilogue(self.spec.root, tuple(index), None)
+            offset, guard = self.spec.store(tuple(index))
+            if guard is TRUE and _coefficient(offset, m) == 1 and _straight(value, m):
+                return joint, m
+        return None
+
+    def flat(self, merged: tuple[list[int], Expr], lane: Expr) -> Kernel:
+        """One long loop over joined axes, then what is left of the last vector."""
+        joint, m = merged
+        loops: list[tuple[Expr, Expr]] = []
+        index: list[Expr] = [const(0)] * len(self.spec.domain)
+        for i in self.axes:
+            if i not in joint and self.plain[i].op == "var":
+                index[i] = self.loop(f"o{i}", self.spec.domain[i], loops)
+        size = m.hi + 1
+        whole = size // self.lanes
+        unroll = 4 if whole >= 4 else 1
+
+        def stores(start: Expr, vectors: int, masked: bool) -> list[Stmt]:
+            out: list[Stmt] = []
+            for u in range(vectors):
+                at = start + u * self.lanes + lane
+                rest = at
+                into = list(index)
+                for i in reversed(joint):
+                    n = self.spec.domain[i]
+                    into[i] = rest % n if i != joint[0] else rest
+                    rest = rest // n
+                value = self.lower.epilogue(self.spec.root, tuple(into), None)
+                offset, _ = self.spec.store(tuple(into))
+                guard = ge0(const(size - 1) - at) if masked else TRUE
+                out.append(Store(0, offset, value, None if guard is TRUE else guard))
+            return out
+
+        chunk = 64
+        vectors = whole // unroll
+        outer = -(-vectors // chunk)
+        body: list[Stmt] = []
+        c = self.loop("c", outer, loops)
+        left = symbolic.minimum(const(chunk), const(vectors) - c * chunk)
+        v = var("w", 0, chunk - 1)
+        if vectors:
+            # built with a variable of exact bounds, so that nothing looks out of range
+            exact = var("x", 0, vectors - 1)
+            env = {exact: c * chunk + v if outer > 1 else v}
+            memo: dict[Expr, Expr] = {}
+            main = stores(exact * (unroll * self.lanes), unroll, False)
+            body.append(For(v, left, tuple(_replace(s, env, memo) for s in main)))
+        done = vectors * unroll
+        tail: list[Stmt] = []
+        for k in range(done, whole):
+            tail += stores(const(k * self.lanes), 1, False)
+        if size % self.lanes:
+            tail += stores(const(whole * self.lanes), 1, True)
+        if tail:
+            # with the first chunk; written as a loop that runs once there and never elsewhere
+            once = var("once", 0, 0)
+            if c.op == "const":
+                body += tail
+            else:
+                body.append(For(once, symbolic.maximum(const(1) - c, const(0)), tuple(tail)))
+        return self.finish(loops, body)
+
+
+def _straight(value: Expr, m: Expr) -> bool:
+    """Whether every access moves by a constant with m, and no guard or value depends on m oddly."""
+    for x in _loads(value, {}):
+        if _coefficient(x.args[0], m) not in (0, 1):
+            return False
+    stack, seen = [value], set[Expr]()
+    while stack:
+        x = stack.pop()
+        if x in seen or m not in x.vars:
+            continue
+        seen.add(x)
+        if x.op in ("floordiv", "mod", "ge0"):
+            return False
+        stack.extend(x.args)
+    return True
+
+
+def _known(guard: Expr) -> Expr | None:
+    return None if guard is TRUE else guard
+
+
+def _replace(s: Stmt, env: dict[Expr, Expr], memo: dict[Expr, Expr]) -> Stmt:
+    if isinstance(s, For):
+        return For(s.var, substitute(s.extent, env, memo),
+                   tuple(_replace(b, env, memo) for b in s.body))
+    if isinstance(s, Set):
+        return Set(s.reg, substitute(s.value, env, memo))
+    guard = None if s.guard is None else _known(substitute(s.guard, env, memo))
+    return Store(s.buffer, substitute(s.index, env, memo), substitute(s.value, env, memo), guard)
+
+
+def ceil_div(a: Dim, b: int) -> Dim:
+    return -(-a // b) if isinstance(a, int) else dim((a + (b - 1)) // b)
+
+
+def symbolic_size(extents: Shape) -> Dim:
+    out = const(1)
+    for d in extents:
+        out = out * d
+    return dim(out)
+
+
+__all__ = ["Spec", "both", "schedule"]

@@ -1,0 +1,591 @@
+"""From a graph to a plan: the driver of the pipeline, for CPU targets.
+
+passes -> kernel formation -> loop IR -> schedule -> LLVM -> object code -> one image -> Plan.
+Kernels with the same code are one kernel; object code is cached by the content of its text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import graph as g
+from .codegen import ir, symbolic
+from .codegen.ir import Expr, For, Kernel, Set, Stmt, Store, const, load, var
+from .codegen.lower import Index, Layout, Lower, combine, plain, reindex
+from .codegen.schedule import cpu as cpu_schedule
+from .codegen.symbolic import TRUE, both, ge0
+from .dtype import DType
+from .errors import UnsupportedError
+from .graph import Graph, Node, Valid
+from .memory import Access, Hazards, Timeline, pack
+from .plan import (
+    CONSTANTS, FIRST_EXTERNAL, MAX_BUFFERS, SCRATCH, STATES, Copy, If, Launch, Loop, Plan, Port,
+    Ref, State, Step, size_of_expr,
+)
+from .plan import Kernel as PlanKernel
+from .schedule import (
+    Buffer, CopyItem, FillItem, IfItem, Item, KernelItem, LoopItem, Program, ScatterItem, _Symbol,
+    form,
+)
+from .shape import upper
+
+Progress = Callable[[str, int, int], None]
+"""progress(stage, done, of)"""
+
+
+@dataclass
+class Built:
+    """A kernel with its arguments."""
+
+    kernel: Kernel
+    buffers: list[Buffer]
+    nodes: tuple[str, ...] = ()
+    key: str = ""
+
+
+@dataclass
+class _Arguments:
+    """The buffers of a kernel under construction, numbered in order of first use."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+
+    def number(self, b: Buffer) -> int:
+        root = b.root
+        if root not in self.buffers:
+            self.buffers.append(root)
+        return self.buffers.index(root)
+
+
+class _Packs:
+    """Constants laid out for particular kernels; equal requests share one buffer."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.made: dict[tuple[Node, Layout], Buffer] = {}
+
+    def get(self, n: Node, layout: Layout) -> Buffer:
+        key = (n, layout)
+        if key not in self.made:
+            b = Buffer(n.source or "weights", n.dtype, layout, "const", array=n.value)
+            self.program.buffers.append(b)
+            self.made[key] = b
+        return self.made[key]
+
+
+def build_kernel(item: KernelItem, width: int, packs: _Packs) -> Built | None:
+    """Loop IR of one item; None where there is nothing to compute."""
+    args = _Arguments()
+    target = args.number(item.target)
+    assert target == 0
+    weights: Node | None = None
+    h = item.heavy
+    if h is not None and h.op == "contract" and h.inputs[1].op == "const" and \
+            h.inputs[1].value.size > 1 and h.inputs[0].op != "const":
+        weights = h.inputs[1]
+        args.buffers.append(Buffer("weights", weights.dtype, plain(weights.shape), "const"))
+
+    def read(n: Node, index: Index, guard: Expr) -> Expr | None:
+        if n is weights:
+            b = args.buffers[1]
+            return load(1, b.layout.offset(index), n.dtype, _optional(
+                both(guard, b.layout.guard(index))))
+        b = item.where.get(n)
+        if b is None or b is item.target and n is item.node:
+            return None
+        if isinstance(b, _Symbol):
+            return b.value
+        g_ = both(guard, b.layout.guard(index))
+        return load(args.number(b), b.layout.offset(index), n.dtype, _optional(g_))
+
+    def layout(n: Node) -> Layout | None:
+        b = item.where.get(n)
+        return b.layout if b is not None and not (b is item.target and n is item.node) else None
+
+    def store(index: Index) -> tuple[Expr, Expr]:
+        shape = item.node.shape
+        for v in item.views:
+            if v.op == "reshape":
+                index = reindex(shape, v.shape, index)
+            else:
+                index = tuple(index[o] for o in v["order"])
+            shape = v.shape
+        lay = item.target.layout
+        return lay.offset(index), lay.guard(index)
+
+    def chosen(lay: Layout) -> None:
+        assert weights is not None
+        args.buffers[1] = packs.get(weights, lay)
+
+    lower = Lower(read, layout, h)
+    spec = cpu_schedule.Spec(
+        "k", lower, item.node, item.node.shape, _loop_order(item), store,
+        chosen if weights is not None else None)
+    k = cpu_schedule.schedule(spec, width)
+    if k is None:
+        return None
+    flops, moved = estimate(item, args.buffers)
+    return finish(replace(k, flops=flops, bytes=moved), args.buffers, item.nodes)
+
+
+def _optional(guard: Expr) -> Expr | None:
+    return None if guard is TRUE else guard
+
+
+def _loop_order(item: KernelItem) -> tuple[int, ...]:
+    """The domain's dimensions in the order of the target's memory."""
+    if not item.views:
+        return item.target.layout.order
+    n = item.node
+    vs = [var(f"q{i}", 0, upper(d) - 1) if upper(d) > 1 else const(0)
+          for i, d in enumerate(n.shape)]
+    index: Index = tuple(vs)
+    shape = n.shape
+    for v in item.views:
+        index = reindex(shape, v.shape, index) if v.op == "reshape" else \
+            tuple(index[o] for o in v["order"])
+        shape = v.shape
+    terms, _ = symbolic.linear(item.target.layout.offset(index))
+    reach = {v: terms.get(v, 0) for v in vs}
+    return tuple(sorted(range(n.rank), key=lambda i: -reach[vs[i]]))
+
+
+def finish(k: Kernel, buffers: Sequence[Buffer], nodes: tuple[str, ...]) -> Built:
+    """Completes a kernel's buffer and symbol tables."""
+    if len(buffers) > MAX_BUFFERS:
+        raise UnsupportedError(
+            f"kernel of {nodes}: {len(buffers)} buffers are more than {MAX_BUFFERS}")
+    symbols: dict[str, None] = {}
+    written: set[int] = set()
+    bound: set[Expr] = {k.grid_var}
+
+    def visit(body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            parts: list[Expr | None]
+            if isinstance(s, For):
+                bound.add(s.var)
+                parts = [s.extent]
+            elif isinstance(s, Set):
+                parts = [s.value]
+            else:
+                written.add(s.buffer)
+                parts = [s.index, s.value, s.guard]
+            for e in parts:
+                for v in sorted(e.vars, key=lambda v: v.serial) if e is not None else ():
+                    if v.op == "var" and v not in bound and v.attr[0] != ir.LANE:
+                        symbols[v.attr[0]] = None
+            if isinstance(s, For):
+                visit(s.body)
+
+    visit(k.body)
+    table = tuple((b.dtype, i in written) for i, b in enumerate(buffers))
+    return Built(replace(k, buffers=table, symbols=tuple(symbols)), list(buffers), nodes)
+
+
+def estimate(item: KernelItem, buffers: Sequence[Buffer]) -> tuple[int, int]:
+    """(floating-point operations, bytes moved at least) of one launch."""
+    n, h = item.node, item.heavy
+    each = 0
+    seen: set[Node] = set()
+    stack = [n]
+    while stack:
+        x = stack.pop()
+        if x in seen or x is h or x is not n and x in item.where:
+            continue
+        seen.add(x)
+        each += x.op in g.ELEMENTWISE
+        stack.extend(x.inputs)
+    count = prod(upper(d) for d in n.shape)
+    flops = each * count
+    if h is not None:
+        over = h["reduce"] if h.op == "contract" else [h.inputs[0].shape[a] for a in h["axes"]]
+        flops += prod(upper(d) for d in (*h.shape, *over)) * (2 if h.op == "contract" else 1)
+    moved = sum(b.nbytes.hi for b in buffers)
+    return flops, moved
+
+
+def build_scatter(item: ScatterItem) -> Built:
+    """One serial piece that puts the updates in order."""
+    n = item.node
+    data, updates, *indices = n.inputs
+    args = _Arguments()
+    args.number(item.target)
+    axis, rank = n["axis"], indices[0].rank
+
+    def read(m: Node, index: Index, guard: Expr) -> Expr | None:
+        b = item.where.get(m)
+        if b is None or b is item.target:
+            return None
+        if isinstance(b, _Symbol):
+            return b.value
+        g_ = both(guard, b.layout.guard(index))
+        return load(args.number(b), b.layout.offset(index), m.dtype, _optional(g_))
+
+    lower = Lower(read, lambda m: None)
+    loops = [(var(f"i{i}", 0, max(upper(d) - 1, 0)), symbolic.lift(d))
+             for i, d in enumerate(updates.shape)]
+    at = tuple(v for v, _ in loops)
+    where = [lower.value(x, at[axis:axis + rank]) for x in indices]
+    inside: Expr = TRUE
+    place: list[Expr] = []
+    for j, w in enumerate(where):
+        size = symbolic.lift(data.shape[axis + j])
+        w = ir.op("where", ir.op("lt", w, const(0)), ir.op("add", w, size), w)
+        inside = both(inside, both(ge0(w), ge0(size - 1 - w)))
+        place.append(ir.op("min", ir.op("max", w, const(0)), size - 1))
+    index = (*at[:axis], *place, *at[axis + rank:])
+    value = lower.value(updates, at)
+    offset = item.target.layout.offset(index)
+    if n["kind"] != "set":
+        value = combine(n["kind"], load(0, offset, n.dtype), value)
+    body: tuple[Stmt, ...] = (Store(0, offset, value, _optional(inside)),)
+    for v, extent in reversed(loops):
+        body = (For(v, extent, body),)
+    if any(d == 0 for d in updates.shape):
+        body = ()
+    k = Kernel("k", (), (), var("g", 0, 0), const(1), body)
+    return finish(k, args.buffers, (n.source,) if n.source else ())
+
+
+def build_fill(item: FillItem, width: int) -> Built:
+    """Zeros for the halo: slabs before and after the inside, dimension by dimension."""
+    b = item.target
+    lay = b.layout
+    lanes = cpu_schedule.vector_of(width, b.dtype.bits)
+    inner = lay.order[-1]
+    body: list[Stmt] = []
+    strides = lay.strides
+    zero = const(0, b.dtype)
+    lane = ir.lane(lanes)
+    for axis in lay.order:
+        low, high = lay.halo[axis]
+        for start, count in ((0, low), (symbolic.lift(lay.room[axis]) - high, high)):
+            if not count:
+                continue
+            at = const(0)
+            loops: list[tuple[Expr, Expr]] = []
+            guard: Expr = TRUE
+            for d in lay.order:
+                extent = symbolic.lift(count if d == axis else lay.room[d])
+                begin = symbolic.lift(start if d == axis else 0)
+                # corners belong to the outermost dimension
+                if d == inner:
+                    n = (extent + (lanes - 1)) // lanes
+                    v = var(f"f{d}", 0, max(n.hi - 1, 0))
+                    loops.append((v, n))
+                    i = v * lanes + lane
+                    guard = both(guard, ge0(extent - 1 - i))
+                else:
+                    v = var(f"f{d}", 0, max(extent.hi - 1, 0))
+                    loops.append((v, extent))
+                    i = v
+                at = at + symbolic.mul(begin + i, strides[d])
+            stmts: tuple[Stmt, ...] = (Store(0, at, zero, _optional(guard)),)
+            for v, extent in reversed(loops):
+                stmts = (For(v, extent, stmts),)
+            body += stmts
+    k = Kernel("k", (), (), var("g", 0, 0), const(1), tuple(body), lanes)
+    return finish(k, [b], ())
+
+
+def physical(b: Buffer) -> np.ndarray[Any, Any]:
+    """A const's elements as they lie in memory (zeros in the room between)."""
+    array = np.asarray(b.array)
+    lay = b.layout
+    room = [int(d) if isinstance(d, int) else upper(d) for d in lay.room]
+    out = np.zeros(room, array.dtype)
+    out[tuple(slice(0, n) for n in array.shape)] = array
+    if lay.block:
+        d, size = lay.block
+        out = out.reshape(*room[:d], room[d] // size, size, *room[d + 1:])
+        # blocks first, the place in the block last
+        axes = [d] + [o if o < d else o + 1 for o in lay.order if o != d] + [d + 1]
+        return np.ascontiguousarray(out.transpose(axes))
+    return np.ascontiguousarray(out.transpose(lay.order))
+
+
+class _Compiler:
+    def __init__(
+        self, graph: Valid, target: Any, progress: Progress | None, cache: bool
+    ) -> None:
+        self.graph, self.target, self.cache = graph, target, cache
+        self.progress = progress or (lambda stage, done, of: None)
+        self.width: int = target.vector_bytes
+        self.program = form(graph, self.width)
+        self.packs = _Packs(self.program)
+        self.unique: dict[str, int] = {}
+        self.texts: list[str] = []
+        self.kernels: list[PlanKernel] = []
+        self.timeline = Timeline()
+        self.built: dict[Item, list[Built]] = {}
+
+    def build_all(self) -> None:
+        """Makes every kernel's code and the timeline of accesses."""
+        flat: list[KernelItem | ScatterItem | FillItem | CopyItem] = []
+
+        def collect(items: list[Item]) -> None:
+            for i in items:
+                if isinstance(i, IfItem):
+                    collect(i.then)
+                    collect(i.other)
+                elif isinstance(i, LoopItem):
+                    collect(i.body)
+                else:
+                    flat.append(i)
+
+        collect(self.program.items)
+        for done, i in enumerate(flat):
+            self.progress("kernels", done, len(flat))
+            b: Built | None = None
+            if isinstance(i, KernelItem):
+                b = build_kernel(i, self.width, self.packs)
+            elif isinstance(i, ScatterItem):
+                b = build_scatter(i)
+            elif isinstance(i, FillItem):
+                b = build_fill(i, self.width)
+            self.built[i] = [b] if b is not None else []
+            if b is not None:
+                self.add(b, i)
+        self.progress("kernels", len(flat), len(flat))
+        self.visit(self.program.items)
+
+    def add(self, b: Built, item: Item) -> None:
+        from .codegen.render.llvm import render
+
+        text = render(b.kernel)
+        b.key = text
+        if text not in self.unique:
+            self.unique[text] = len(self.texts)
+            name = self.name(b, item)
+            text = re.sub(r"@k\b", f"@{name}", text)
+            self.texts.append(text)
+            k = b.kernel
+            self.kernels.append(PlanKernel(
+                name, 0, k.flops, k.bytes, text, ir.show_kernel(replace(k, name=name)),
+                {"lanes": k.lanes, "grid": k.grid.hi}))
+
+    def name(self, b: Built, item: Item) -> str:
+        """op_dtype_shape_number."""
+        if isinstance(item, KernelItem):
+            h = item.heavy
+            what = "map" if h is None else h["kind"] if h.op == "reduce" else (
+                "conv" if len(h["reduce"]) > 1 else "matmul")
+            shape = "x".join(str(upper(d)) for d in item.node.shape)
+            stem = f"{what}_{item.node.dtype.name}_{shape}"
+        else:
+            stem = {"ScatterItem": "scatter", "FillItem": "halo"}.get(type(item).__name__, "step")
+        return f"{stem.rstrip('_')}_{len(self.texts)}"
+
+    def visit(self, items: list[Item]) -> None:
+        """Appends the accesses of items, in the order in which steps are numbered."""
+        for i in items:
+            if isinstance(i, IfItem):
+                self.timeline.accesses.append(Access((i.cond.root,), ()))
+                self.visit(i.then)
+                self.visit(i.other)
+            elif isinstance(i, LoopItem):
+                start = len(self.timeline.accesses)
+                self.timeline.accesses.append(Access((i.cond.root, i.trips.root), ()))
+                self.visit(i.body)
+                self.timeline.accesses.append(Access((i.cond.root, i.trips.root), ()))
+                self.timeline.loops.append((start, len(self.timeline.accesses) - 1))
+            else:
+                self.timeline.accesses.append(self.access(i))
+
+    def access(self, i: Item) -> Access:
+        if isinstance(i, CopyItem):
+            return Access((i.source.root,), (i.target.root,))
+        if not self.built[i]:
+            return Access((), ())
+        b = self.built[i][0]
+        reads = tuple(x for n, x in enumerate(b.buffers) if n > 0)
+        if isinstance(i, ScatterItem):
+            reads = (b.buffers[0], *reads)
+        return Access(reads, (b.buffers[0],), self.inplace(b) if isinstance(i, KernelItem) else ())
+
+    @staticmethod
+    def inplace(b: Built) -> tuple[Buffer, ...]:
+        """Operands that are read only where the result is written."""
+        bad: set[int] = set()
+        good: set[int] = set()
+
+        def loads(e: Expr, at: Expr | None) -> None:
+            stack, seen = [e], set[Expr]()
+            while stack:
+                x = stack.pop()
+                if x in seen:
+                    continue
+                seen.add(x)
+                if x.op == "load":
+                    (good if at is not None and x.args[0] is at else bad).add(x.attr)
+                stack.extend(x.args)
+
+        def shifted(e: Expr) -> bool:
+            return e.op == "min" or any(shifted(a) for a in e.args)
+
+        def walk(body: tuple[Stmt, ...]) -> None:
+            for s in body:
+                if isinstance(s, For):
+                    loads(s.extent, None)
+                    walk(s.body)
+                elif isinstance(s, Set):
+                    loads(s.value, None)
+                else:
+                    loads(s.index, None)
+                    loads(s.value, None if shifted(s.index) else s.index)
+                    if s.guard is not None:
+                        loads(s.guard, None)
+
+        walk(b.kernel.body)
+        return tuple(b.buffers[n] for n in sorted(good - bad) if n > 0 and
+                     b.buffers[n].dtype.itemsize == b.buffers[0].dtype.itemsize)
+
+    # the plan
+
+    def plan(self, provenance: Mapping[str, Any], metadata: Mapping[str, str]) -> Plan:
+        self.build_all()
+        offsets, scratch = pack(self.timeline)
+        states: list[State] = []
+        at = 0
+        place: dict[Buffer, tuple[int, int, int]] = {}
+        inputs = [b for b in self.program.buffers if b.kind == "input"]
+        outputs = [b for b in self.program.buffers if b.kind == "output"]
+        blobs: list[tuple[int, bytes]] = []
+        constants = 0
+        used: set[Buffer] = {x for a in self.timeline.accesses for x in (*a.reads, *a.writes)}
+        for b in self.program.buffers:
+            n = b.nbytes.hi
+            if b.parent is not None:
+                continue
+            if b.kind == "scratch":
+                if b in offsets:
+                    place[b] = (SCRATCH, offsets[b], offsets[b] + n)
+            elif b.kind == "input":
+                place[b] = (FIRST_EXTERNAL + b.port, 0, n)
+            elif b.kind == "output":
+                place[b] = (FIRST_EXTERNAL + len(inputs) + b.port, 0, n)
+            elif b.kind == "state":
+                place[b] = (STATES, at, at + n)
+                out = next(o for o, i in self.graph.states.items() if i == b.name)
+                shape = tuple(upper(d) for d in b.layout.shape)
+                states.append(State(b.name, out, shape, b.dtype.name, Ref(STATES, at, n)))
+                at += -(-n // 64) * 64
+            elif b.kind == "const" and b in used:
+                place[b] = (CONSTANTS, constants, constants + n)
+                blobs.append((constants, physical(b).tobytes()))
+                constants += -(-n // 64) * 64
+        data = bytearray(constants)
+        for o, blob in blobs:
+            data[o:o + len(blob)] = blob
+        self.place = place
+        self.hazards = Hazards(place)
+        steps = self.steps(self.program.items)
+        code, entries = self.assemble()
+        kernels = tuple(replace(k, entry=entries[k.name]) for k in self.kernels)
+        return Plan(
+            target=self.target.canonical,
+            inputs=tuple(Port(b.name, _sizes(b), b.dtype.name)
+                         for b in sorted(inputs, key=lambda b: b.port)),
+            outputs=tuple(Port(b.name, _sizes(b), b.dtype.name)
+                          for b in sorted(outputs, key=lambda b: b.port)),
+            states=tuple(states), symbols={
+                k: v for k, v in self.program.symbols.items() if not k.startswith("turn")},
+            arenas=(constants, scratch, at), kernels=kernels, steps=steps, code=code,
+            constants=bytes(data),
+            entries={k: v for k, v in entries.items() if k not in {x.name for x in kernels}},
+            metadata=dict(metadata), provenance=dict(provenance), name=self.graph.name,
+            producer=_producer(),
+        )
+
+    def ref(self, b: Buffer) -> Ref:
+        arena, lo, _ = self.place[b.root]
+        return Ref(arena, lo, size_of_expr(b.nbytes))
+
+    def steps(self, items: list[Item]) -> tuple[Step, ...]:
+        out: list[Step] = []
+        for i in items:
+            if isinstance(i, IfItem):
+                self.hazards.flush()
+                then = self.steps(i.then)
+                self.hazards.flush()
+                other = self.steps(i.other)
+                # after either branch nothing is known of what it touched
+                out.append(If(self.ref(i.cond), then, other, i.nodes))
+                self.unknown = True
+            elif isinstance(i, LoopItem):
+                self.hazards.flush()
+                body = self.steps(i.body)
+                out.append(Loop(i.symbol, self.ref(i.trips), self.ref(i.cond), body, i.nodes))
+                self.unknown = True
+            elif isinstance(i, CopyItem):
+                wait = self.wait(self.access(i))
+                out.append(Copy(self.ref(i.source), self.ref(i.target), wait))
+            elif self.built[i]:
+                b = self.built[i][0]
+                out.append(Launch(
+                    self.unique[b.key], tuple(self.ref(x) for x in b.buffers),
+                    b.kernel.symbols, size_of_expr(b.kernel.grid),
+                    self.wait(self.access(i)), b.nodes))
+        return tuple(out)
+
+    unknown = True
+
+    def wait(self, access: Access) -> bool:
+        """Whether the next step waits; always after control flow and at the start."""
+        conflict = self.hazards.must_wait(access)
+        wait = conflict or self.unknown
+        self.unknown = False
+        return wait
+
+    def assemble(self) -> tuple[bytes, dict[str, int]]:
+        """Object code of every kernel and of the executor, linked into one image."""
+        from .codegen.link.elf import link
+        from .codegen.objects import compile_all
+        from .drivers.cpu.executor import executor_ir
+
+        texts = [*self.texts, executor_ir(self.target.arch)]
+        objects = compile_all(texts, self.target, self.cache, self.progress)
+        image = link(objects, page=65536 if self.target.arch == "aarch64" else 4096)
+        return image.code, image.entries
+
+
+def _sizes(b: Buffer) -> tuple[Any, ...]:
+    return tuple(size_of_expr(d) for d in b.layout.shape)
+
+
+def _producer() -> str:
+    from . import __version__
+
+    return f"tinyedge {__version__}"
+
+
+def compile_graph(
+    graph: Graph, target: str = "cpu", *, progress: Progress | None = None, cache: bool = True,
+    provenance: Mapping[str, Any] | None = None, metadata: Mapping[str, str] | None = None,
+) -> Plan:
+    """Compiles a graph for a CPU target.
+
+    Raises UnsupportedError (with the node's name) for what the target can't do, ShapeError for
+    dimensions that don't fit. progress(stage, done, of) is called as work goes on.
+    """
+    from .codegen.llvm_target import parse_target
+    from .passes import optimize
+
+    start = time.perf_counter()
+    cpu = parse_target(target)
+    valid = optimize(g.validate(graph))
+    plan = _Compiler(valid, cpu, progress, cache).plan(provenance or {}, metadata or {})
+    plan.provenance.setdefault("compile seconds", round(time.perf_counter() - start, 3))
+    return plan
+
+
+DTypeOf = DType
+__all__ = ["Built", "Path", "compile_graph", "os"]
