@@ -15,7 +15,7 @@ also know inclusive bounds ``lo..hi``.
     expr  := const value                 a literal
            | var name lo hi              a loop variable, or a run-time symbol (a named dimension)
            | affine c0 + c1*e1 + ...     64-bit index arithmetic, always in normal form
-           | floordiv e k | mod e k      rounded towards minus infinity; k > 0
+           | floordiv e k | mod e k      index arithmetic, rounded towards minus infinity; k > 0
            | mul e e                     a product of two non-constant index expressions
            | ge0 e                       e >= 0, the one form of an index condition
            | load buffer index [guard]   an element; where guard is false nothing is read, value 0
@@ -329,7 +329,7 @@ def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
         return symbolic.linear_sum(zip(coefs, args), c0)
     if x.op == "floordiv":
         return symbolic.floordiv(*args)
-    if x.op == "mod":
+    if x.op == "mod" and x.attr == "index":
         return symbolic.mod(*args)
     if x.op == "mul" and x.attr == "index":
         return symbolic.mul(*args)

@@ -54,7 +54,7 @@ def linear_sum(parts: Iterable[tuple[int, Expr]], constant: int = 0) -> Expr:
 
 def _from_terms(terms: dict[Expr, int], constant: int) -> Expr:
     # (x // k) * k + x % k  ->  x
-    for t in [t for t in terms if t.op == "mod"]:
+    for t in [t for t in terms if t.op == "mod" and t.attr == "index"]:
         x, k = t.args
         c = terms.get(t, 0)
         q = make("floordiv", (x, k), None, INT64, *_div_bounds(x, k)) if c else None
@@ -206,9 +206,9 @@ def mod(a: Index, b: Index) -> Expr:
         if g > 1:
             reduced = _from_terms({t: c // g for t, c in terms.items()}, c0 // g)
             return mod(reduced, n // g) * g + c0 % g
-        if r.op == "mod" and r.args[1].op == "const" and int(r.args[1].attr) % n == 0:
+        if r.op == "mod" and r.attr == "index" and r.args[1].op == "const" and int(r.args[1].attr) % n == 0:
             return mod(r.args[0], n)
-    return make("mod", (r, k), None, INT64, 0, k.hi - 1)
+    return make("mod", (r, k), "index", INT64, 0, k.hi - 1)
 
 
 def ge0(e: Expr) -> Expr:
@@ -263,7 +263,7 @@ def evaluate(e: Index, env: dict[str, int]) -> int:
         return int(e.attr[0]) + sum(c * x for c, x in zip(e.attr[1], a))
     if e.op == "mul":
         return a[0] * a[1]
-    if e.op in ("floordiv", "mod"):
+    if e.op == "floordiv" or e.op == "mod" and e.attr == "index":
         return a[0] // a[1] if e.op == "floordiv" else a[0] % a[1]
     if e.op in ("min", "max"):
         return min(a) if e.op == "min" else max(a)

@@ -180,15 +180,17 @@ class Renderer:
         a = [self.emit(x, vec) for x in e.args]
         x = e.args[0]
         s = self.type_of(x.dtype, vec)
-        if e.op in ("floordiv", "mod") and x.dtype is INT64 and e.attr is None and len(a) == 2 \
-                and e.args[1].lo > 0 and e.op != "mod" or e.op == "mod" and e.args[1].lo > 0 \
-                and x.lo >= 0:
+        if e.op == "floordiv" or e.op == "mod" and e.attr == "index":
+            whole = e.op == "floordiv"
             if x.lo >= 0:
-                return self.line(f"{'udiv' if e.op == 'floordiv' else 'urem'} {t} {a[0]}, {a[1]}", d)
-            q = self.line(f"sdiv {t} {a[0]}, {a[1]}", d)
+                return self.line(f"{'udiv' if whole else 'urem'} {t} {a[0]}, {a[1]}", d)
             r = self.line(f"srem {t} {a[0]}, {a[1]}", d)
             low = self.line(f"icmp slt {t} {r}, {self.zero(t)}", d)
             i1 = self.type_of(BOOL, vec)
+            if not whole:
+                more = self.line(f"add {t} {r}, {a[1]}", d)
+                return self.line(f"select {i1} {low}, {t} {more}, {t} {r}", d)
+            q = self.line(f"sdiv {t} {a[0]}, {a[1]}", d)
             return self.line(f"add {t} {q}, {self.line(f'sext {i1} {low} to {t}', d)}", d)
         if e.op == "ge0":
             return self.line(f"icmp sge {s} {a[0]}, {self.zero(s)}", d)

@@ -495,7 +495,7 @@ class _Scheduler:
 
         chunk = 64
         vectors = whole // unroll
-        outer = -(-vectors // chunk)
+        outer = max(1, -(-vectors // chunk))
         body: list[Stmt] = []
         c = self.loop("c", outer, loops)
         left = symbolic.minimum(const(chunk), const(vectors) - c * chunk)

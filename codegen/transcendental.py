@@ -1,0 +1,359 @@
+"""Transcendental functions as expressions of basic operations.
+
+Used while a kernel is lowered, so that every target that has add, multiply, divide and integer
+shifts computes the same thing: no tables, no branches (both sides of a select are evaluated), no
+library. Every function takes any input: nan gives nan, and infinities, zeros and denormals are
+treated as IEEE 754 and C99 ask.
+
+Largest error in ulp (units in the last place of the true result); the tests hold it, with and
+without contraction of ``a*b + c`` into fused multiply-adds:
+
+========  =======  ===============================================================================
+function  float32  remarks
+========  =======  ===============================================================================
+exp       1.5      denormal results included
+log       1.5      denormal arguments included
+sin, cos  2.5      for abs(x) <= 1e5; beyond, only certain to lie within [-1, 1]
+tanh      3        never outside [-1, 1]
+erf       3        never outside [-1, 1]
+pow       3        every base and exponent, denormal results to within 1 of the last place
+========  =======  ===============================================================================
+
+float64 is good to a relative error of 1e-13 (sin and cos for abs(x) <= 1e5: an absolute error of
+1e-13). float16 is computed in float32 and rounded once more.
+
+How: arguments are reduced by subtracting multiples of a constant held in several pieces (Cody and
+Waite), short enough that the products are exact without a fused multiply-add. Integers are found by
+adding a number so large that the last place of the sum is 1, which leaves the integer in the low
+bits too; a target whose compiler reassociates floating point must be told not to. Polynomials and
+quotients are minimax fits by reweighted least squares on Chebyshev nodes, weighted for relative
+error of the function, in extended precision; coefficients are rounded to the target type one
+after another, lowest power first, and the rest fitted again each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tinyedge.dtype import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
+
+from .ir import Expr, const, op
+
+PI = Fraction(31415926535897932384626433832795028841971693993751, 10**49)
+LN2 = Fraction(69314718055994530941723212145817656807550013436026, 10**50)
+
+
+@dataclass(frozen=True)
+class Format:
+    """What differs between the float types.
+
+    digits: bits of the significand after the point. exp: p with e^r = 1 + r + r^2 p(r) for
+    abs(r) <= ln 2. sin: p with sin r = r + r^3 p(r^2) for abs(r) <= pi/2. atanh: p with
+    2 atanh s = 2s + s w p(w), w = s^2, for abs(s) <= 0.172. smallest: logarithm of half the least
+    denormal, and largest: of the first overflow, rounded outwards.
+    """
+
+    dtype: DType
+    int: DType
+    digits: int
+    exp: tuple[float, ...]
+    sin: tuple[float, ...]
+    atanh: tuple[float, ...]
+    smallest: float
+    largest: float
+
+    @property
+    def bias(self) -> int:
+        return (1 << (self.dtype.bits - self.digits - 2)) - 1
+
+    @property
+    def magic(self) -> float:
+        """Added to a number below 2^(digits - 1), leaves its nearest integer in the low bits."""
+        return 1.5 * 2.0**self.digits
+
+
+SINGLE = Format(
+    FLOAT32, INT32, 23,
+    exp=(0.500000358, 0.166666165, 0.0416611992, 0.00833596662, 0.00141054473, 0.000196302062),
+    sin=(-0.166666597, 0.00833306927, -0.000198097688, 2.60605384e-06),
+    atanh=(0.666667759, 0.399775743, 0.298712373),
+    smallest=-104.0, largest=89.0,
+)
+DOUBLE = Format(
+    FLOAT64, INT64, 52,
+    exp=(0.4999999999999993, 0.16666666666666938, 0.04166666666670217, 0.008333333333269717,
+         0.0013888888883565468, 0.00019841269892917595, 2.4801590836039868e-05,
+         2.7557300608273122e-06, 2.7556156666164986e-07, 2.5055039162040272e-08,
+         2.1062443477985375e-09, 1.5935324182886292e-10),
+    sin=(-0.1666666666666618, 0.00833333333328499, -0.00019841269824898887, 2.755731658008778e-06,
+         -2.50518789369661e-08, 1.6048052660715515e-10, -7.372812417595207e-13),
+    atanh=(0.6666666666666735, 0.3999999999941001, 0.28571428743416, 0.2222219846701633,
+           0.1818356994340753, 0.15313903130563503, 0.147974695777855),
+    smallest=-746.0, largest=710.0,
+)
+
+# float32: tanh x = x P(x^2) / Q(x^2) for abs(x) <= 9.02, erf likewise for abs(x) <= 3.93
+TANH = ((0.9999999789, 0.133797176, 0.00349403418, 2.0583476e-05, 1.33190666e-08),
+        (1.0, 0.46713033, 0.0258710717, 0.000328309227, 7.76201674e-07))
+ERF = ((1.12837915, 0.190783846, 0.0527902893, 0.00377961036, 0.000284808709, 2.04197165e-06),
+       (1.0, 0.502410501, 0.11425753, 0.0149974394, 0.00116521315, 3.80040896e-05))
+# float64: erf x = x p(x^2) for abs(x) <= 1; erfc x = e^(-x^2) t p(t), t = 1/(1 + x/2), above
+ERF_LOW = (1.1283791670955121, -0.37612638903173246, 0.11283791670547867, -0.02686617058271746,
+           0.005223977131086245, -0.0008548304051039276, 0.00012054663889993345,
+           -1.4913053875690412e-05, 1.6308299818306805e-06, -1.517876386684190e-07,
+           9.409824602762853e-09)
+ERF_HIGH = (0.28205978740495896, 0.2827602476454706, 0.24133283221637977, 0.20178541017885582,
+            0.014089001348133682, 0.0956363604121781, -0.06379936476624903, -0.3006226753481896,
+            0.4261502463305601, -0.22336212668790179, 0.04397332410340288)
+
+
+def _do(name: str, *args: Expr | float) -> Expr:
+    """An operation; Python numbers take the type of the expression beside them."""
+    t = next(a.dtype for a in args if isinstance(a, Expr) and a.dtype.name != "bool")
+    return op(name, *(a if isinstance(a, Expr) else const(a, t) for a in args))
+
+
+def _clamp(x: Expr, low: float, high: float) -> Expr:
+    return _do("min", _do("max", x, low), high)
+
+
+def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+    """c0 + c1*x + c2*x^2 + ... by Horner's rule."""
+    out: Expr | float = coefficients[-1]
+    for c in coefficients[-2::-1]:
+        out = _do("add", _do("mul", out, x), c)
+    assert isinstance(out, Expr)
+    return out
+
+
+def _bits(x: Expr, t: DType) -> Expr:
+    return op("bitcast", x, dtype=t)
+
+
+def _pieces(value: Fraction, bits: int, count: int) -> list[float]:
+    """`value` as a sum of `count` floats of `bits` significant bits and a full one."""
+    out = []
+    for _ in range(count):
+        scale = Fraction(2) ** (bits - 1)
+        while abs(value * scale) >= 2**bits:
+            scale /= 2
+        while abs(value * scale) < 2 ** (bits - 1):
+            scale *= 2
+        piece = Fraction(round(value * scale)) / scale
+        out.append(float(piece))
+        value -= piece
+    return [*out, float(value)]
+
+
+def _subtract(x: Expr, n: Expr, pieces: Sequence[float]) -> Expr:
+    """x - n * (sum of pieces)."""
+    for p in pieces:
+        x = _do("sub", x, _do("mul", n, p))
+    return x
+
+
+def _top(x: Expr, f: Format) -> Expr:
+    """x cut to the upper half of its significand, so that products of two such are exact."""
+    mask = -1 << (f.digits // 2 + 1)
+    return _bits(op("and", _bits(x, f.int), const(mask, f.int)), f.dtype)
+
+
+def _power_of_two(t: Expr, f: Format) -> Expr:
+    """2^m, given m + magic + bias."""
+    return _bits(op("shl", _bits(t, f.int), const(f.digits, f.int)), f.dtype)
+
+
+def _exp_parts(x: Expr, f: Format) -> tuple[Expr, Expr]:
+    """(s, r) with e^x = s^2 e^r, abs(r) <= ln 2; x within the clamped range."""
+    # an even power of two is split between two factors: neither overflows, and one rounding
+    # happens where the result is denormal
+    offset = f.magic + f.bias
+    t = _do("add", _do("mul", x, float(1 / (2 * LN2))), offset)
+    m = _do("sub", t, offset)
+    bits = f.digits - 7 if f is SINGLE else f.digits - 11
+    return _power_of_two(t, f), _subtract(x, m, _pieces(2 * LN2, bits, 1))
+
+
+def _exp_tail(r: Expr, f: Format) -> Expr:
+    """e^r - 1."""
+    p = _polynomial(r, f.exp)
+    return _do("add", _do("mul", _do("mul", r, r), p), r)
+
+
+def _exp_series(r: Expr, f: Format) -> Expr:
+    """e^r."""
+    return _polynomial(r, (1.0, 1.0, *f.exp))
+
+
+def _exp(x: Expr, f: Format) -> Expr:
+    s, r = _exp_parts(_clamp(x, f.smallest, f.largest), f)
+    return _do("mul", _do("mul", _exp_series(r, f), s), s)
+
+
+def _split(x: Expr, f: Format) -> tuple[Expr, Expr]:
+    """(k, m) with x = 2^k m, sqrt(1/2) <= m < sqrt(2), for positive finite x."""
+    up = float(f.digits + 1)
+    small = _do("lt", x, 2.0 ** (1 - f.bias))
+    i = _bits(op("where", small, _do("mul", x, 2.0**up), x), f.int)
+    root = ((2 * f.bias - 1) << (f.digits - 1)) - (f.bias << (f.digits - 1)) + 0
+    root = _root_half(f)
+    i = _do("sub", i, root)
+    k = op("cast", _do("shr", i, f.digits), dtype=f.dtype)
+    k = op("where", small, _do("sub", k, up), k)
+    m = _do("add", op("and", i, const((1 << f.digits) - 1, f.int)), root)
+    return k, _bits(m, f.dtype)
+
+
+def _root_half(f: Format) -> int:
+    """The bits of sqrt(1/2)."""
+    fraction = int((Fraction(2) ** (2 * f.digits + 1)).numerator ** 0.5) - (1 << f.digits)
+    return ((f.bias - 1) << f.digits) + fraction
+
+
+def _log(x: Expr, f: Format) -> Expr:
+    k, m = _split(x, f)
+    g = _do("sub", m, 1.0)
+    s = _do("div", g, _do("add", m, 1.0))
+    w = _do("mul", s, s)
+    tail = _do("mul", w, _polynomial(w, f.atanh))
+    # 2s = g - s g, so this is log m with the exact g as its leading term
+    high, low = _pieces(LN2, f.digits - 10, 1)
+    rest = _do("sub", _do("mul", k, low), _do("mul", s, _do("sub", g, tail)))
+    out = _do("add", _do("mul", k, high), _do("add", g, rest))
+    out = op("where", _do("lt", x, float("inf")), out, x)
+    edge = op("where", _do("eq", x, 0.0), const(float("-inf"), f.dtype),
+              const(float("nan"), f.dtype))
+    return op("where", _do("lt", 0.0, x), out, edge)
+
+
+def _sine(x: Expr, f: Format, shift: float) -> Expr:
+    """sin(x + shift * pi), shift 0 or 1/2."""
+    # with n + magic (odd where shift is 1/2, so that its parity counts the half turn) ...
+    offset = f.magic + 2 * shift
+    t = _do("mul", x, float(1 / PI))
+    t = _do("add", _do("sub", t, shift) if shift else t, offset)
+    n = _do("sub", t, offset)
+    # ... what is left after n half turns, and a quarter for the cosine, is within pi/2
+    n = _do("add", n, shift) if shift else n
+    r = _subtract(x, n, _pieces(PI, 8, 4) if f is SINGLE else _pieces(PI, 35, 2))
+    r = _clamp(r, -1.6, 1.6)
+    z = _do("mul", r, r)
+    out = _do("add", _do("mul", _do("mul", r, z), _polynomial(z, f.sin)), r)
+    sign = _do("shl", _bits(t, f.int), f.dtype.bits - 1)
+    return _bits(op("xor", _bits(out, f.int), sign), f.dtype)
+
+
+def _sin(x: Expr, f: Format) -> Expr:
+    return _sine(x, f, 0.0)
+
+
+def _cos(x: Expr, f: Format) -> Expr:
+    return _sine(x, f, 0.5)
+
+
+def _quotient(x: Expr, limit: float, pq: tuple[tuple[float, ...], tuple[float, ...]]) -> Expr:
+    """x P(x^2) / Q(x^2), with x held within the limit."""
+    x = _clamp(x, -limit, limit)
+    z = _do("mul", x, x)
+    return _do("div", _do("mul", x, _polynomial(z, pq[0])), _polynomial(z, pq[1]))
+
+
+def _tanh(x: Expr, f: Format) -> Expr:
+    if f is SINGLE:
+        return _quotient(x, 9.02, TANH)
+    # (e^2x - 1) / (e^2x + 1)
+    s, r = _exp_parts(_clamp(_do("add", x, x), -40.0, 40.0), f)
+    s = _do("mul", s, s)
+    e = _do("add", _do("mul", s, _exp_tail(r, f)), _do("sub", s, 1.0))
+    return _do("div", e, _do("add", e, 2.0))
+
+
+def _erf(x: Expr, f: Format) -> Expr:
+    if f is SINGLE:
+        return _quotient(x, 3.93, ERF)
+    a = _do("min", _do("abs", x), 6.0)
+    z = _do("mul", a, a)
+    low = _do("mul", x, _polynomial(z, ERF_LOW))
+    t = _do("div", 1.0, _do("add", _do("mul", a, 0.5), 1.0))
+    c = _do("mul", _exp(_do("neg", z), f), _do("mul", t, _polynomial(t, ERF_HIGH)))
+    high = _do("sub", 1.0, c)
+    high = op("where", _do("lt", x, 0.0), _do("neg", high), high)
+    return op("where", _do("lt", 1.0, a), high, low)
+
+
+def _pow(x: Expr, y: Expr, f: Format) -> Expr:
+    """2^(y log2 abs(x)), the logarithm held in two floats, and the cases that C99 lists."""
+    a = _do("abs", x)
+    k, m = _split(a, f)
+    g, d = _do("sub", m, 1.0), _do("add", m, 1.0)
+    d1 = _top(d, f)
+    d2 = _do("sub", m, _do("sub", d1, 1.0))
+    rd = _do("div", 1.0, d)
+    s = _do("mul", g, rd)
+    s1 = _top(s, f)
+    s2 = _do("sub", _do("sub", g, _do("mul", s1, d1)), _do("mul", s1, d2))
+    s2 = _do("mul", s2, rd)
+    w = _do("mul", s, s)
+    tail = _do("mul", s, _do("mul", w, _polynomial(w, f.atanh)))
+    c1, c2 = _pieces(2 / LN2, f.digits // 2, 1)
+    high = _do("mul", s1, c1)
+    low = _do("add", _do("mul", s1, c2), _do("mul", s2, float(2 / LN2)))
+    low = _do("add", _do("mul", tail, float(1 / LN2)), low)
+    total = _do("add", k, high)
+    low = _do("add", low, _do("sub", high, _do("sub", total, k)))
+    l1 = _top(_do("add", total, low), f)
+    l2 = _do("add", _do("sub", total, l1), low)
+    # an exponent of this size takes every base but 1 out of range
+    e = _clamp(y, -(2.0 ** (f.digits + 12)), 2.0 ** (f.digits + 12))
+    e1 = _top(e, f)
+    e2 = _do("sub", e, e1)
+    z1 = _do("mul", e1, l1)
+    z2 = _do("add", _do("mul", e, l2), _do("mul", e2, l1))
+    z = _clamp(_do("add", z1, z2), f.smallest / float(LN2) - 2, f.largest / float(LN2) + 2)
+    offset = f.magic + f.bias
+    t = _do("add", _do("mul", z, 0.5), offset)
+    n = _do("sub", t, offset)
+    r = _do("add", _do("sub", z1, _do("mul", n, 2.0)), z2)
+    p2 = _power_of_two(t, f)
+    r = _do("mul", _clamp(r, -1.1, 1.1), float(LN2))
+    out = _do("mul", _do("mul", _exp_series(r, f), p2), p2)
+    inf = float("inf")
+    ends = op("or", _do("eq", a, 0.0), _do("eq", a, inf))
+    out = op("where", ends, op("where", _do("lt", 0.0, y), a, _do("div", 1.0, a)), out)
+    whole = _do("eq", y, _do("trunc", y))
+    half = _do("mul", y, 0.5)
+    odd = op("and", whole, op("not", _do("eq", half, _do("trunc", half))))
+    minus = op("and", _bits(x, f.int), const(f.int.limits[0], f.int))
+    minus = op("where", odd, minus, const(0, f.int))
+    out = _bits(op("xor", _bits(out, f.int), minus), f.dtype)
+    undefined = op("and", op("and", _do("lt", x, 0.0), _do("lt", -inf, x)), op("not", whole))
+    undefined = op("or", undefined, op("or", op("isnan", x), op("isnan", y)))
+    out = op("where", undefined, const(float("nan"), f.dtype), out)
+    one = op("or", _do("eq", y, 0.0), _do("eq", x, 1.0))
+    one = op("or", one, op("and", _do("eq", x, -1.0), _do("eq", _do("abs", y), inf)))
+    return op("where", one, const(1.0, f.dtype), out)
+
+
+_UNARY: dict[str, Callable[[Expr, Format], Expr]] = {
+    "exp": _exp, "log": _log, "sin": _sin, "cos": _cos, "tanh": _tanh, "erf": _erf,
+}
+NAMES = frozenset((*_UNARY, "pow"))
+"""The operations that `expand` takes apart."""
+
+
+def expand(e: Expr) -> Expr:
+    """The same value as `e`, an operation of `NAMES` on floats, by basic operations.
+
+    These are add sub mul div min max abs neg trunc, comparisons, isnan, where, bitcast and cast,
+    and add sub and or xor not shl shr on integers of the float's width.
+    """
+    t = e.dtype
+    if t is FLOAT16:
+        wide = [op("cast", a, dtype=FLOAT32) for a in e.args]
+        return op("cast", expand(op(e.op, *wide)), dtype=FLOAT16)
+    f = {FLOAT32: SINGLE, FLOAT64: DOUBLE}[t]
+    if e.op == "pow":
+        return _pow(*e.args, f)
+    return _UNARY[e.op](*e.args, f)
