@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isqrt
 
 from tinyedge.dtype import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 
@@ -197,7 +198,6 @@ def _split(x: Expr, f: Format) -> tuple[Expr, Expr]:
     up = float(f.digits + 1)
     small = _do("lt", x, 2.0 ** (1 - f.bias))
     i = _bits(op("where", small, _do("mul", x, 2.0**up), x), f.int)
-    root = ((2 * f.bias - 1) << (f.digits - 1)) - (f.bias << (f.digits - 1)) + 0
     root = _root_half(f)
     i = _do("sub", i, root)
     k = op("cast", _do("shr", i, f.digits), dtype=f.dtype)
@@ -208,7 +208,7 @@ def _split(x: Expr, f: Format) -> tuple[Expr, Expr]:
 
 def _root_half(f: Format) -> int:
     """The bits of sqrt(1/2)."""
-    fraction = int((Fraction(2) ** (2 * f.digits + 1)).numerator ** 0.5) - (1 << f.digits)
+    fraction = isqrt(1 << (2 * f.digits + 1)) - (1 << f.digits)
     return ((f.bias - 1) << f.digits) + fraction
 
 
@@ -332,7 +332,6 @@ def _pow(x: Expr, y: Expr, f: Format) -> Expr:
     undefined = op("or", undefined, op("or", op("isnan", x), op("isnan", y)))
     out = op("where", undefined, const(float("nan"), f.dtype), out)
     one = op("or", _do("eq", y, 0.0), _do("eq", x, 1.0))
-    one = op("or", one, op("and", _do("eq", x, -1.0), _do("eq", _do("abs", y), inf)))
     return op("where", one, const(1.0, f.dtype), out)
 
 
