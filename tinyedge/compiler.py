@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from .codegen.ir import Expr, For, Kernel, Set, Stmt, Store, const, load, var
 from .codegen.lower import Index, Layout, Lower, combine, plain, reindex
 from .codegen.schedule import cpu as cpu_schedule
 from .codegen.symbolic import TRUE, both, ge0
-from .dtype import DType
 from .errors import UnsupportedError
 from .graph import Graph, Node, Valid
 from .memory import Access, Hazards, Timeline, pack
@@ -44,12 +44,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class Built:
-    """A kernel with its arguments."""
+    """A kernel with its arguments; or, with kernel None, a plain copy of bytes.
 
-    kernel: Kernel
+    move: (first byte in buffers[1], first byte in buffers[0], bytes) of a copy.
+    """
+
+    kernel: Kernel | None
     buffers: list[Buffer]
     nodes: tuple[str, ...] = ()
     key: str = ""
+    move: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass
@@ -126,6 +130,11 @@ def build_kernel(item: KernelItem, width: int, packs: _Packs) -> Built | None:
         args.buffers[1] = packs.get(weights, lay)
 
     lower = Lower(read, layout, h)
+    if h is None:
+        copy = as_copy(item, lower, store, args)
+        if copy is not None:
+            return copy
+        del args.buffers[1:]
     spec = cpu_schedule.Spec(
         "k", lower, item.node, item.node.shape, _loop_order(item), store,
         chosen if weights is not None else None)
@@ -134,6 +143,31 @@ def build_kernel(item: KernelItem, width: int, packs: _Packs) -> Built | None:
         return None
     flops, moved = estimate(item, args.buffers)
     return finish(replace(k, flops=flops, bytes=moved), args.buffers, item.nodes)
+
+
+def as_copy(
+    item: KernelItem, lower: Lower, store: Callable[[Index], tuple[Expr, Expr]], args: _Arguments
+) -> Built | None:
+    """The item as a copy of one range of bytes, if that is all it does."""
+    if not all(isinstance(d, int) and d for d in item.node.shape):
+        return None
+    vs = tuple(var(f"o{i}", 0, upper(d) - 1) if d != 1 else const(0)
+               for i, d in enumerate(item.node.shape))
+    value = lower.epilogue(item.node, vs, None)
+    offset, guard = store(vs)
+    if value.op != "load" or len(value.args) != 1 or guard is not TRUE:
+        return None
+    (there, first), (here, second) = symbolic.linear(value.args[0]), symbolic.linear(offset)
+    run = 1
+    for v, c in sorted(here.items(), key=lambda t: t[1]):
+        if c != run or v not in vs:
+            return None
+        run *= v.hi + 1
+    if there != here or set(here) != {v for v in vs if v.op == "var"}:
+        return None
+    size = item.node.dtype.itemsize
+    return Built(None, [args.buffers[0], args.buffers[value.attr]], item.nodes,
+                 move=(first * size, second * size, run * size))
 
 
 def _optional(guard: Expr) -> Expr | None:
@@ -352,7 +386,7 @@ class _Compiler:
             elif isinstance(i, FillItem):
                 b = build_fill(i, self.width)
             self.built[i] = [b] if b is not None else []
-            if b is not None:
+            if b is not None and b.kernel is not None:
                 self.add(b, i)
         self.progress("kernels", len(flat), len(flat))
         self.visit(self.program.items)
@@ -360,14 +394,15 @@ class _Compiler:
     def add(self, b: Built, item: Item) -> None:
         from .codegen.render.llvm import render
 
-        text = render(b.kernel)
+        k = b.kernel
+        assert k is not None
+        text = render(k)
         b.key = text
         if text not in self.unique:
             self.unique[text] = len(self.texts)
             name = self.name(b, item)
             text = re.sub(r"@k\b", f"@{name}", text)
             self.texts.append(text)
-            k = b.kernel
             self.kernels.append(PlanKernel(
                 name, 0, k.flops, k.bytes, text, ir.show_kernel(replace(k, name=name)),
                 {"lanes": k.lanes, "grid": k.grid.hi}))
@@ -402,14 +437,42 @@ class _Compiler:
 
     def access(self, i: Item) -> Access:
         if isinstance(i, CopyItem):
-            return Access((i.source.root,), (i.target.root,))
+            return Access((i.source.root,), (i.target.root,), moves=True)
         if not self.built[i]:
             return Access((), ())
         b = self.built[i][0]
         reads = tuple(x for n, x in enumerate(b.buffers) if n > 0)
         if isinstance(i, ScatterItem):
             reads = (b.buffers[0], *reads)
+        if b.kernel is None:
+            return Access(reads, (b.buffers[0],), moves=True)
         return Access(reads, (b.buffers[0],), self.inplace(b) if isinstance(i, KernelItem) else ())
+
+    def alias_states(self) -> None:
+        """Gives a state's next value the state's own memory where no old value is needed after.
+
+        A copy step may move a range over itself, so a shifted history is updated in place.
+        """
+        self.alias: dict[Buffer, Buffer] = {}
+        for i in self.program.items:
+            if not isinstance(i, CopyItem) or i.target.kind != "state" or \
+                    i.source in self.alias or i.source.kind != "scratch":
+                continue
+            a, b = i.source, i.target
+            if b in self.alias.values() or \
+                    a.layout.offset(_plain_index(a)) is not b.layout.offset(_plain_index(b)):
+                continue
+            steps = [x for x in self.timeline.accesses]
+            first = next((n for n, x in enumerate(steps) if a in x.writes), None)
+            reads = [n for n, x in enumerate(steps) if b in x.reads]
+            if first is None or self.timeline.loops or any(
+                isinstance(x, IfItem | LoopItem) for x in self.program.items
+            ):
+                continue
+            last = max(reads, default=-1)
+            x = steps[first]
+            if last < first or last == first and (b in x.inplace or x.moves):
+                self.alias[a] = b
 
     @staticmethod
     def inplace(b: Built) -> tuple[Buffer, ...]:
@@ -444,6 +507,8 @@ class _Compiler:
                     if s.guard is not None:
                         loads(s.guard, None)
 
+        if b.kernel is None:
+            return ()
         walk(b.kernel.body)
         return tuple(b.buffers[n] for n in sorted(good - bad) if n > 0 and
                      b.buffers[n].dtype.itemsize == b.buffers[0].dtype.itemsize)
@@ -452,7 +517,8 @@ class _Compiler:
 
     def plan(self, provenance: Mapping[str, Any], metadata: Mapping[str, str]) -> Plan:
         self.build_all()
-        offsets, scratch = pack(self.timeline)
+        self.alias_states()
+        offsets, scratch = pack(self.timeline, set(self.alias))
         states: list[State] = []
         at = 0
         place: dict[Buffer, tuple[int, int, int]] = {}
@@ -482,6 +548,7 @@ class _Compiler:
                 place[b] = (CONSTANTS, constants, constants + n)
                 blobs.append((constants, physical(b).tobytes()))
                 constants += -(-n // 64) * 64
+        place.update({a: place[b] for a, b in self.alias.items()})
         data = bytearray(constants)
         for o, blob in blobs:
             data[o:o + len(blob)] = blob
@@ -526,10 +593,18 @@ class _Compiler:
                 out.append(Loop(i.symbol, self.ref(i.trips), self.ref(i.cond), body, i.nodes))
                 self.unknown = True
             elif isinstance(i, CopyItem):
-                wait = self.wait(self.access(i))
-                out.append(Copy(self.ref(i.source), self.ref(i.target), wait))
+                if self.alias.get(i.source) is not i.target:
+                    wait = self.wait(self.access(i))
+                    out.append(Copy(self.ref(i.source), self.ref(i.target), wait))
             elif self.built[i]:
                 b = self.built[i][0]
+                if b.kernel is None:
+                    (at, lo, _), (to, start, _) = (self.place[x] for x in (b.buffers[1],
+                                                                           b.buffers[0]))
+                    first, second, count = b.move
+                    out.append(Copy(Ref(at, lo + first, count), Ref(to, start + second, count),
+                                    self.wait(self.access(i)), b.nodes))
+                    continue
                 out.append(Launch(
                     self.unique[b.key], tuple(self.ref(x) for x in b.buffers),
                     b.kernel.symbols, size_of_expr(b.kernel.grid),
@@ -555,6 +630,10 @@ class _Compiler:
         objects = compile_all(texts, self.target, self.cache, self.progress)
         image = link(objects, page=65536 if self.target.arch == "aarch64" else 4096)
         return image.code, image.entries
+
+
+def _plain_index(b: Buffer) -> Index:
+    return tuple(var(f"o{i}", 0, max(upper(d) - 1, 0)) for i, d in enumerate(b.layout.shape))
 
 
 def _sizes(b: Buffer) -> tuple[Any, ...]:
@@ -587,5 +666,36 @@ def compile_graph(
     return plan
 
 
-DTypeOf = DType
-__all__ = ["Built", "Path", "compile_graph", "os"]
+def compile(
+    model: str | os.PathLike[str] | Graph, target: str = "cpu", *,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    states: Mapping[str, str] | None = None,
+    progress: Progress | None = None, cache: bool = True,
+) -> Plan:
+    """Compiles an ONNX file (or a Graph) to a plan; `plan.save(path)` writes it.
+
+    dims: named dimension -> size, or (lowest, highest) to keep it open. shapes: input -> all its
+    dimensions. states: output -> the input that receives it on the next run. Raises ModelError,
+    UnsupportedError and ShapeError as the importer and `compile_graph` do.
+    """
+    if isinstance(model, Graph):
+        return compile_graph(model, target, progress=progress, cache=cache)
+    from . import onnx
+
+    path = Path(model)
+    loaded = onnx.load(path, dims=dims or {}, shapes=shapes or {}, states=states or {})
+    provenance = {
+        "model": path.name,
+        "sha256": sha256(path.read_bytes()).hexdigest(),
+        "options": {
+            "target": target, "dims": {k: str(v) for k, v in (dims or {}).items()},
+            "shapes": {k: tuple(v) for k, v in (shapes or {}).items()},
+            "states": dict(states or {}),
+        },
+    }
+    return compile_graph(loaded, target, progress=progress, cache=cache, provenance=provenance,
+                         metadata=loaded.metadata)
+
+
+__all__ = ["compile", "compile_graph"]

@@ -289,7 +289,8 @@ def reduce(kind: str, x: Node, axes: Iterable[int], keep: bool = True) -> Node:
 
 
 def contract(
-    a: Node, b: Node, shape: Sequence[Dim], reduce: Sequence[Dim], maps: tuple[tuple[Form, ...], ...]
+    a: Node, b: Node, shape: Sequence[Dim], reduce: Sequence[Dim],
+    maps: tuple[tuple[Form, ...], ...],
 ) -> Node:
     """The sum over reduction indices of a[..] * b[..]; see the module's page for `maps`."""
     if a.dtype is not b.dtype:
@@ -463,13 +464,15 @@ def loop(
 class Graph:
     """Inputs and outputs by name, in order.
 
-    states: output name -> the input name that receives it on the next run.
+    states: output name -> the input name that receives it on the next run. metadata: the model's
+    own key-value pairs.
     """
 
     inputs: Mapping[str, Node]
     outputs: Mapping[str, Node]
     states: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def nodes(self) -> list[Node]:
         """Every node that the outputs need, operands before their users."""
@@ -539,11 +542,11 @@ def rewrite(graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
     outputs = {k: fixed(v) for k, v in graph.outputs.items()}
     if all(outputs[k] is v for k, v in graph.outputs.items()):
         return graph
-    return Graph(graph.inputs, outputs, graph.states, graph.name)
+    return Graph(graph.inputs, outputs, graph.states, graph.name, graph.metadata)
 
 
 def validate(graph: Graph) -> Valid:
-    """Checks every node against the grammar; ShapeError or UnsupportedError names the first bad one."""
+    """Checks every node against the grammar; the error names the first bad one."""
     known = set(graph.inputs.values())
     for n in graph.nodes():
         with naming(n.source):

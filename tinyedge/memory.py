@@ -23,6 +23,7 @@ class Access:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     inplace: tuple[Buffer, ...] = ()
+    moves: bool = False
 
 
 @dataclass
@@ -52,9 +53,12 @@ class Timeline:
         return life
 
 
-def pack(timeline: Timeline) -> tuple[dict[Buffer, int], int]:
-    """(offset of each scratch buffer, size of the arena); large buffers first, lowest fit."""
-    life = timeline.lifetimes()
+def pack(timeline: Timeline, elsewhere: set[Buffer]) -> tuple[dict[Buffer, int], int]:
+    """(offset of each scratch buffer, size of the arena); large buffers first, lowest fit.
+
+    elsewhere: buffers that have a place already.
+    """
+    life = {b: span for b, span in timeline.lifetimes().items() if b not in elsewhere}
     sizes = {b: -(-max(b.nbytes.hi, 1) // ALIGNMENT) * ALIGNMENT for b in life}
     # buffers that may share one place because one is computed over the other
     shared: dict[Buffer, Buffer] = {}
@@ -62,8 +66,8 @@ def pack(timeline: Timeline) -> tuple[dict[Buffer, int], int]:
         if len(access.writes) != 1 or access.writes[0].kind != "scratch":
             continue
         target = access.writes[0]
-        for b in access.inplace:
-            if b.kind == "scratch" and life[b][1] == at and life[target][0] == at and \
+        for b in access.inplace if target in life else ():
+            if b in life and life[b][1] == at and life[target][0] == at and \
                     sizes[b] == sizes[target] and b not in shared.values():
                 shared[target] = shared.get(b, b)
                 break

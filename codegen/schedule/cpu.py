@@ -52,11 +52,15 @@ class Spec:
 
 
 @dataclass
-class Loops:
-    """A domain axis's index as a sum of loops; outermost first."""
+class Axis:
+    """One loop of the output: a dimension of the domain, or several that memory allows to join.
 
-    axis: int
+    var: runs over `extent`. dims: the dimensions, outermost first.
+    """
+
+    var: Expr
     extent: Dim
+    dims: tuple[int, ...]
 
 
 def vector_of(width: int, bits: int) -> int:
@@ -127,7 +131,55 @@ class _Scheduler:
         self.tail_loads = list(_loads(exprs[-1], {}))
         self.store_index = store
         self.choose_lane()
+        if self.heavy is not None:
+            self.join_axes()
         return self.build()
+
+    def join_axes(self) -> None:
+        """Joins neighbouring axes, not the lane's, where every access stays a straight line."""
+        self.joined = [Axis(self.plain[i], self.spec.domain[i], (i,)) for i in self.axes
+                       if self.plain[i].op == "var"]
+        i = 0
+        while i + 1 < len(self.joined):
+            a, b = self.joined[i], self.joined[i + 1]
+            dims = a.dims + b.dims
+            if self.lane_axis in dims or not all(
+                isinstance(x.extent, int) for x in (a, b)
+            ) or (both_ := self.try_join(dims)) is None:
+                i += 1
+                continue
+            self.joined[i:i + 2] = [both_]
+
+    def try_join(self, dims: tuple[int, ...]) -> Axis | None:
+        size = prod(upper(self.spec.domain[d]) for d in dims)
+        m = var("m" + "_".join(map(str, dims)), 0, size - 1)
+        index = list(self.plain)
+        self.spread(m, dims, index)
+        where = tuple(index)
+        kind, t = self.lower.fold()
+        exprs = [self.lower.body(where, self.plain_over),
+                 self.lower.epilogue(self.spec.root, where, reg("acc", t))]
+        store, guard = self.spec.store(where)
+        loads = [x for e in exprs for x in _loads(e, {})]
+        if not all(_even(e, m) for e in (*exprs, store, guard)) or \
+                any(_coefficient(x.args[0], m) is None for x in loads) or \
+                _coefficient(store, m) is None:
+            return None
+        self.plain = where
+        self.body_loads = list(_loads(exprs[0], {}))
+        self.tail_loads = list(_loads(exprs[1], {}))
+        return Axis(m, size, dims)
+
+    def spread(self, m: Expr, dims: tuple[int, ...], index: list[Expr]) -> None:
+        """Sets the indices of joined dimensions from their joint variable."""
+        rest = m
+        for d in reversed(dims):
+            n = self.spec.domain[d]
+            if self.plain[d].op == "const":
+                index[d] = const(0)
+            else:
+                index[d] = rest % n if d != dims[0] else rest
+                rest = rest // n
 
     # choosing
 
@@ -188,7 +240,7 @@ class _Scheduler:
         return 1 if self.spec.pack is not None else None
 
     def tile(self) -> tuple[int, int, int]:
-        """(pixel axis or -1, pixels, vectors) held in registers."""
+        """(number of the pixel axis in `joined` or -1, pixels, vectors) held in registers."""
         if self.heavy is None:
             return -1, 1, 1
         limit = ACCUMULATORS[self.width]
@@ -197,20 +249,18 @@ class _Scheduler:
         lane = self.plain[self.lane_axis] if self.lane_axis >= 0 else None
         # pixels: the innermost other axis that shares something (a load that it does not move)
         best_axis, best_share = -1, -1.0
-        for i in reversed(self.axes):
-            v = self.plain[i]
-            if i == self.lane_axis or v.op != "var" or not isinstance(self.spec.domain[i], int):
+        for j, axis in enumerate(self.joined):
+            if self.lane_axis in axis.dims or not isinstance(axis.extent, int):
                 continue
-            shared = sum(v not in x.args[0].vars for x in self.body_loads)
-            share = shared + 0.01 * (len(self.axes) - self.axes.index(i) == 1)
-            size = upper(self.spec.domain[i])
-            score = (share + 0.5) * min(size, 8)
-            if score > best_share:
-                best_axis, best_share = i, score
-        pixels = upper(self.spec.domain[best_axis]) if best_axis >= 0 else 1
-        moving = sum(lane is not None and lane in x.args[0].vars for x in self.body_loads)
+            shared = sum(axis.var not in x.args[0].vars for x in self.body_loads)
+            share = shared + 0.01 * (j == len(self.joined) - 1)
+            score = (share + 0.5) * min(axis.extent, 8)
+            if score >= best_share:
+                best_axis, best_share = j, score
+        pixels = upper(self.joined[best_axis].extent) if best_axis >= 0 else 1
         # loads that move with the lane only (weights) and with the pixel only (inputs)
-        pixel = self.plain[best_axis] if best_axis >= 0 else None
+        pixel = self.joined[best_axis].var if best_axis >= 0 else None
+
         def uses(x: Expr, v: Expr | None) -> bool:
             return v is not None and v in x.args[0].vars
         best: tuple[float, int, int] | None = None
@@ -232,14 +282,19 @@ class _Scheduler:
             if best is None or cost < best[0] * 0.999:
                 best = (cost, kt, pt)
         assert best is not None
-        del moving
         return best_axis, best[2], best[1]
 
     # building
 
     def build(self) -> Kernel:
         lane = var(LANE, 0, self.lanes - 1) if self.lanes > 1 else const(0)
-        domain, axes = self.spec.domain, self.axes
+        domain = self.spec.domain
+        merged = self.merge() if self.heavy is None else None
+        if merged is not None:
+            return self.flat(merged, lane)
+        if self.heavy is None:
+            self.joined = [Axis(self.plain[i], domain[i], (i,)) for i in self.axes
+                           if self.plain[i].op == "var"]
         pixel_axis, pt, kt = self.tile()
         if self.spec.pack is not None and self.heavy is not None:
             self.pack(kt)
@@ -247,26 +302,22 @@ class _Scheduler:
         loops: list[tuple[Expr, Expr]] = []  # (variable, extent), outermost first
         tp = var("tp", 0, pt - 1) if pt > 1 else const(0)
         tk = var("tk", 0, kt - 1) if kt > 1 else const(0)
-        merged = self.merge() if self.heavy is None else None
-        if merged is not None:
-            return self.flat(merged, lane)
-        for i in axes:
-            extent = domain[i]
-            if i == self.lane_axis:
+        for j, axis in enumerate(self.joined):
+            extent, name = axis.extent, "_".join(map(str, axis.dims))
+            if self.lane_axis in axis.dims:
                 step = self.lanes * kt
-                n = ceil_div(extent, step)
-                v = self.loop(f"v{i}", n, loops)
-                index[i] = v * step + tk * self.lanes + lane
-            elif i == pixel_axis and pt > 1:
+                v = self.loop(f"v{name}", ceil_div(extent, step), loops)
+                at = v * step + tk * self.lanes + lane
+            elif j == pixel_axis and pt > 1:
                 assert isinstance(extent, int)
-                n = -(-extent // pt)
-                v = self.loop(f"p{i}", n, loops)
+                v = self.loop(f"p{name}", -(-extent // pt), loops)
                 at = v * pt
                 if extent % pt:
                     at = symbolic.minimum(at, extent - pt)
-                index[i] = at + tp
+                at = at + tp
             else:
-                index[i] = self.loop(f"o{i}", extent, loops)
+                at = self.loop(f"o{name}", extent, loops)
+            self.spread(at, axis.dims, index)
         if self.heavy is not None and self.spec.pack is not None and self.lane_axis >= 0:
             # weights outermost: a panel of them stays in the cache for all the pixels
             loops.sort(key=lambda p: p[0].op != "var" or p[0].attr[0] != f"v{self.lane_axis}")
@@ -524,10 +575,13 @@ class _Scheduler:
 
 
 def _straight(value: Expr, m: Expr) -> bool:
-    """Whether every access moves by a constant with m, and no guard or value depends on m oddly."""
-    for x in _loads(value, {}):
-        if _coefficient(x.args[0], m) not in (0, 1):
-            return False
+    """Whether every access is to neighbouring places for neighbouring m, and m is used evenly."""
+    return _even(value, m) and all(
+        _coefficient(x.args[0], m) in (0, 1) for x in _loads(value, {}))
+
+
+def _even(value: Expr, m: Expr) -> bool:
+    """Whether no quotient, remainder or condition of m occurs."""
     stack, seen = [value], set[Expr]()
     while stack:
         x = stack.pop()
