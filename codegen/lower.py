@@ -165,7 +165,8 @@ class Lower:
         if n.op in ELEMENTWISE:
             args = [self.value(i, index, guard) for i in n.inputs]
             return elementwise(n.op, args)
-        return getattr(self, f"_{n.op}", self._refuse)(n, index, guard)  # type: ignore[no-any-return]
+        how: Callable[[Node, Index, Expr], Expr] = getattr(self, f"_{n.op}", self._refuse)
+        return how(n, index, guard)
 
     def _refuse(self, n: Node, index: Index, guard: Expr) -> Expr:
         raise UnsupportedError(f"node '{n.source}': {n.op} has no place inside a kernel")
@@ -231,7 +232,7 @@ class Lower:
         return out
 
     def _gather(self, n: Node, index: Index, guard: Expr) -> Expr:
-        data, axis, k = n.inputs[0], n["axis"], len(n.inputs) - 1
+        data, axis = n.inputs[0], n["axis"]
         rank = n.inputs[1].rank
         at = index[axis:axis + rank]
         found = []

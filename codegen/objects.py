@@ -61,7 +61,9 @@ def compile_all(
     return [out[i] for i in range(len(texts))]
 
 
-def _start(share: Sequence[int], texts: Sequence[str], target: CpuTarget) -> subprocess.Popen[bytes]:
+def _start(
+    share: Sequence[int], texts: Sequence[str], target: CpuTarget
+) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tinyedge.codegen.objects"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -112,8 +114,8 @@ def _worker() -> None:
     texts = []
     while (text := _receive(source)) is not None:
         texts.append(text.decode())
-    for text in texts:
-        _send(sys.stdout.buffer, compile_ir(text, target))
+    for ir_text in texts:
+        _send(sys.stdout.buffer, compile_ir(ir_text, target))
 
 
 if __name__ == "__main__":

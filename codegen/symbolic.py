@@ -206,8 +206,9 @@ def mod(a: Index, b: Index) -> Expr:
         if g > 1:
             reduced = _from_terms({t: c // g for t, c in terms.items()}, c0 // g)
             return mod(reduced, n // g) * g + c0 % g
-        if r.op == "mod" and r.attr == "index" and r.args[1].op == "const" and int(r.args[1].attr) % n == 0:
-            return mod(r.args[0], n)
+        if r.op == "mod" and r.attr == "index" and r.args[1].op == "const":
+            if int(r.args[1].attr) % n == 0:
+                return mod(r.args[0], n)
     return make("mod", (r, k), "index", INT64, 0, k.hi - 1)
 
 
@@ -257,7 +258,7 @@ def evaluate(e: Index, env: dict[str, int]) -> int:
     if e.op == "const":
         return int(e.attr)
     if e.op == "var":
-        return env[e.attr[0]]
+        return int(env[e.attr[0]])
     a = [evaluate(x, env) for x in e.args]
     if e.op == "affine":
         return int(e.attr[0]) + sum(c * x for c, x in zip(e.attr[1], a))

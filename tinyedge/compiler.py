@@ -28,12 +28,34 @@ from .errors import UnsupportedError
 from .graph import Graph, Node, Valid
 from .memory import Access, Hazards, Timeline, pack
 from .plan import (
-    CONSTANTS, FIRST_EXTERNAL, MAX_BUFFERS, SCRATCH, STATES, Copy, If, Launch, Loop, Plan, Port,
-    Ref, State, Step, size_of_expr,
+    CONSTANTS,
+    FIRST_EXTERNAL,
+    MAX_BUFFERS,
+    SCRATCH,
+    STATES,
+    Copy,
+    If,
+    Launch,
+    Loop,
+    Plan,
+    Port,
+    Ref,
+    State,
+    Step,
+    size_of_expr,
 )
 from .plan import Kernel as PlanKernel
 from .schedule import (
-    Buffer, CopyItem, FillItem, IfItem, Item, KernelItem, LoopItem, Program, ScatterItem, _Symbol,
+    Buffer,
+    CopyItem,
+    FillItem,
+    IfItem,
+    Item,
+    KernelItem,
+    LoopItem,
+    Program,
+    ScatterItem,
+    _Symbol,
     form,
 )
 from .shape import upper
@@ -88,8 +110,7 @@ class _Packs:
 def build_kernel(item: KernelItem, width: int, packs: _Packs) -> Built | None:
     """Loop IR of one item; None where there is nothing to compute."""
     args = _Arguments()
-    target = args.number(item.target)
-    assert target == 0
+    args.number(item.target)
     weights: Node | None = None
     h = item.heavy
     if h is not None and h.op == "contract" and h.inputs[1].op == "const" and \
@@ -99,9 +120,9 @@ def build_kernel(item: KernelItem, width: int, packs: _Packs) -> Built | None:
 
     def read(n: Node, index: Index, guard: Expr) -> Expr | None:
         if n is weights:
-            b = args.buffers[1]
-            return load(1, b.layout.offset(index), n.dtype, _optional(
-                both(guard, b.layout.guard(index))))
+            w = args.buffers[1]
+            return load(1, w.layout.offset(index), n.dtype, _optional(
+                both(guard, w.layout.guard(index))))
         b = item.where.get(n)
         if b is None or b is item.target and n is item.node:
             return None
@@ -462,7 +483,7 @@ class _Compiler:
             if b in self.alias.values() or \
                     a.layout.offset(_plain_index(a)) is not b.layout.offset(_plain_index(b)):
                 continue
-            steps = [x for x in self.timeline.accesses]
+            steps = self.timeline.accesses
             first = next((n for n, x in enumerate(steps) if a in x.writes), None)
             reads = [n for n, x in enumerate(steps) if b in x.reads]
             if first is None or self.timeline.loops or any(

@@ -14,7 +14,7 @@ of the node's identity. A dimension is an int or a symbolic expression with boun
     elementwise  neg abs exp log sin cos tanh erf sqrt floor ceil round trunc not isnan
                  add sub mul div mod pow max min and or xor shl shr eq ne lt le where
                  cast bitcast
-    reductions   reduce kind axes                            kind: sum prod max min; axes are kept, 1
+    reductions   reduce kind axes                            sum prod max min; axes stay, size 1
                  contract reduce maps                        see below
     views        reshape | permute order | expand | slice begin step | pad low high value
     joining      concat axis | gather axis | scatter axis kind
@@ -438,7 +438,8 @@ def if_(cond: Node, then: Graph, other: Graph, captures: Sequence[Node]) -> list
     for a, b in outs:
         if a.dtype is not b.dtype or a.rank != b.rank or not all(map(same, a.shape, b.shape)):
             raise _fail("if", f"the branches give {a} and {b}; both must have one shape and type")
-    n = node("if", (cond, *captures), (), BOOL, **{"then": then, "else": other})
+    branches: dict[str, Any] = {"then": then, "else": other}
+    n = node("if", (cond, *captures), (), BOOL, **branches)
     return [result(n, i, a.shape, a.dtype) for i, (a, _) in enumerate(outs)]
 
 

@@ -164,7 +164,8 @@ class _Former:
 
     def __init__(
         self, program: Program, graph: Graph, where: dict[Node, Buffer],
-        targets: Sequence[tuple[Node, Buffer]], vector: int, consts: dict[Node, Buffer] | None = None,
+        targets: Sequence[tuple[Node, Buffer]], vector: int,
+        consts: dict[Node, Buffer] | None = None,
     ) -> None:
         self.program, self.graph, self.vector = program, graph, vector
         self.where = where
@@ -482,17 +483,25 @@ class _Former:
                 at: tuple[Expr, ...] = tuple(symbolic.linear_sum(
                     ((c, v if i == lane else const(0)) for i, c in terms), c0)
                     for c0, terms in forms)
-                y = x
-                found: list[tuple[Node, Index]] = []
-                lower = Lower(lambda m, i, gd: _note(found, m, i) if m in self.memory else None,
-                              lambda m: None)
-                lower.value(y, at)
-                for m, i in found:
+                for m, i in self._reached(x, at):
                     moved = [d for d, e in enumerate(i) if v in e.vars]
                     if len(moved) == 1 and m.op not in LEAVES and m not in self.direct and \
                             i[moved[0]] is v:
                         out.setdefault(m, moved[0])
         return out
+
+    def _reached(self, x: Node, at: Index) -> list[tuple[Node, Index]]:
+        """What is read for x at an index: nodes with memory, and where."""
+        found: list[tuple[Node, Index]] = []
+
+        def read(n: Node, index: Index, guard: Expr) -> Expr | None:
+            if n not in self.memory:
+                return None
+            found.append((n, index))
+            return load(0, const(0), n.dtype)
+
+        Lower(read, lambda n: None).value(x, at)
+        return found
 
     # items
 
@@ -536,7 +545,7 @@ class _Former:
     def _const(self, n: Node) -> Buffer:
         if n not in self.consts:
             # whole vectors may be read to the end
-            inner = n.rank - 1
+            inner = next((i for i, d in enumerate(n.shape) if d == n.value.size), n.rank - 1)
             room = list(n.shape)
             if n.rank and isinstance(room[inner], int):
                 full = max(1, self.vector // max(n.dtype.itemsize, 4))
@@ -689,11 +698,6 @@ def iota_of(turn: Expr) -> Node:
     return g.placeholder(turn.attr[0], (), INT64)
 
 
-def _note(found: list[tuple[Node, Index]], n: Node, index: Index) -> Expr:
-    found.append((n, index))
-    return load(0, const(0), n.dtype)
-
-
 def _scalar_const(n: Node) -> bool:
     return n.op == "const" and n.value.size == 1
 
@@ -708,7 +712,8 @@ def contract_lane(h: Node) -> int | None:
     for indices in (b - a, a & b, a | b):
         large = [i for i in indices if upper(h.shape[i]) >= 4]
         if large:
-            return max(large) if indices != b - a else max(large, key=lambda i: upper(h.shape[i]))
+            last: int = max(large)
+            return last if indices != b - a else max(large, key=lambda i: upper(h.shape[i]))
     return None
 
 

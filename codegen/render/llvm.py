@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from tinyedge.dtype import BOOL, INT64, DType
+from tinyedge.dtype import BOOL, DType
 
 from .. import symbolic
 from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, const, substitute, value_of, var
@@ -404,9 +404,8 @@ class Renderer:
             v = "poison"
             for k in range(self.lanes):
                 env = {self.lane: const(k)}
-                g = substitute(guard, env) if guard is not None else None
-                i = substitute(index, env)
-                one = self.raw_scalar(e.attr, t, i, g, d)
+                holds = substitute(guard, env) if guard is not None else None
+                one = self.raw_scalar(e.attr, t, substitute(index, env), holds, d)
                 v = self.line(f"insertelement {m} {v}, {memory_type(t)} {one}, i32 {k}", d)
         if t is BOOL:
             v = self.line(f"icmp ne {m} {v}, zeroinitializer", d)

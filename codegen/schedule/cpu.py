@@ -20,7 +20,19 @@ from tinyedge.shape import Dim, Shape, dim, upper
 
 from .. import symbolic
 from ..ir import (
-    LANE, Expr, For, Kernel, Set, Stmt, Store, const, make, op, reg, substitute, var,
+    LANE,
+    Expr,
+    For,
+    Kernel,
+    Set,
+    Stmt,
+    Store,
+    const,
+    make,
+    op,
+    reg,
+    substitute,
+    var,
 )
 from ..lower import Index, Layout, Lower, combine, identity
 from ..symbolic import TRUE, both, ge0, lift
@@ -485,9 +497,9 @@ class _Scheduler:
             step = self.lanes * (kt if self.lane_axis >= 0 else 1)
             size = w.shape[lane_dim]
             assert isinstance(size, int)
-            room[lane_dim] = -(-size // step) * step
+            whole = room[lane_dim] = -(-size // step) * step
             order.append(lane_dim)
-            if self.lane_axis >= 0 and others == [] and room[lane_dim] > step:
+            if self.lane_axis >= 0 and others == [] and whole > step:
                 block = (lane_dim, step)
         self.spec.pack(Layout(
             w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block))
