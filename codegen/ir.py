@@ -279,6 +279,27 @@ def show(e: Expr) -> str:
     return f"{e.op}({args})"
 
 
+def dump(roots: Iterable[Expr]) -> str:
+    """Text that is equal for equal expressions and for no others, linear in their size."""
+    number: dict[Expr, int] = {}
+    out: list[str] = []
+    ends = list(roots)
+    stack = [(e, False) for e in reversed(ends)]
+    while stack:
+        e, ready = stack.pop()
+        if e in number:
+            continue
+        if ready:
+            number[e] = len(number)
+            args = " ".join(str(number[a]) for a in e.args)
+            out.append(f"{e.op} {e.attr} {e.dtype.name} {args}")
+        else:
+            stack.append((e, True))
+            stack.extend((a, False) for a in reversed(e.args))
+    out.append(" ".join(str(number[e]) for e in ends))
+    return "\n".join(out)
+
+
 def show_kernel(k: Kernel) -> str:
     """The text of a whole kernel, one statement a line."""
     out = [f"kernel {k.name} grid {k.grid_var} < {show(k.grid)} lanes {k.lanes}"]

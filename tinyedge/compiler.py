@@ -6,12 +6,13 @@ Kernels with the same code are one kernel; object code is cached by the content 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,48 @@ Progress = Callable[[str, int, int], None]
 """progress(stage, done, of)"""
 
 
+@dataclass(frozen=True)
+class Code:
+    """What the plan needs to know of a kernel: everything that the cache keeps of it.
+
+    text: LLVM IR of a function named k. loops: text of the loop IR. grid: pieces, as a `Size`.
+    inplace: numbers of buffers that are read only where the result is written. weights: the layout
+    chosen for constant weights: (order, room, block).
+    """
+
+    text: str
+    loops: str
+    grid: Any
+    symbols: tuple[str, ...]
+    lanes: int
+    inplace: tuple[int, ...]
+    weights: tuple[Any, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps([self.text, self.loops, self.grid, self.symbols, self.lanes,
+                           self.inplace, self.weights])
+
+    @staticmethod
+    def from_json(text: str) -> Code:
+        return Code(*_tuples(json.loads(text)))
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(_tuples(i) for i in x) if isinstance(x, list) else x
+
+
 @dataclass
 class Built:
-    """A kernel with its arguments; or, with kernel None, a plain copy of bytes.
+    """A kernel with its arguments; or, without code, a plain copy of bytes.
 
     move: (first byte in buffers[1], first byte in buffers[0], bytes) of a copy.
     """
 
-    kernel: Kernel | None
+    code: Code | None
     buffers: list[Buffer]
     nodes: tuple[str, ...] = ()
-    key: str = ""
+    flops: int = 0
+    bytes: int = 0
     move: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -107,8 +139,12 @@ class _Packs:
         return self.made[key]
 
 
-def build_kernel(item: KernelItem, width: int, packs: _Packs) -> Built | None:
-    """Loop IR of one item; None where there is nothing to compute."""
+def build_kernel(
+    item: KernelItem, width: int, packs: _Packs, memory: _Memory
+) -> Built | None:
+    """One item's kernel; None where there is nothing to compute."""
+    if any(d == 0 for d in item.node.shape if isinstance(d, int)):
+        return None
     args = _Arguments()
     args.number(item.target)
     weights: Node | None = None
@@ -157,13 +193,51 @@ def build_kernel(item: KernelItem, width: int, packs: _Packs) -> Built | None:
             return copy
         del args.buffers[1:]
     spec = cpu_schedule.Spec(
-        "k", lower, item.node, item.node.shape, _loop_order(item), store,
+        lower, item.node, item.node.shape, _loop_order(item), store,
         chosen if weights is not None else None)
-    k = cpu_schedule.schedule(spec, width)
-    if k is None:
-        return None
-    flops, moved = estimate(item, args.buffers)
-    return finish(replace(k, flops=flops, bytes=moved), args.buffers, item.nodes)
+    scheduler = cpu_schedule.Scheduler(spec, width)
+
+    def make() -> Code:
+        code = describe(scheduler.kernel(), args.buffers)
+        if weights is None:
+            return code
+        lay = args.buffers[1].layout
+        return replace(code, weights=(lay.order, lay.room, lay.block))
+
+    code = memory.code(scheduler.key(), make)
+    if weights is not None and code.weights:
+        order, room, block = code.weights
+        chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block))
+    return Built(code, args.buffers, item.nodes, *estimate(item, args.buffers))
+
+
+class _Memory:
+    """Kernels that were made before: in this compilation, and on disk."""
+
+    def __init__(self, cache: bool) -> None:
+        from .codegen.cache import Cache
+
+        self.made: dict[str, Code] = {}
+        self.store = Cache() if cache else None
+        # what made a kernel is part of its name: a changed code generator finds nothing old
+        digest = blake2b(digest_size=16)
+        for path in sorted(Path(cpu_schedule.__file__).parents[1].rglob("*.py")):
+            digest.update(path.read_bytes())
+        self.generator = digest.hexdigest()
+
+    def code(self, key: str, make: Callable[[], Code]) -> Code:
+        if key in self.made:
+            return self.made[key]
+        stored = f"{self.generator}\n{key}"
+        found = self.store.get(stored) if self.store is not None else None
+        if found is not None:
+            code = Code.from_json(found.decode())
+        else:
+            code = make()
+            if self.store is not None:
+                self.store.put(stored, code.to_json().encode())
+        self.made[key] = code
+        return code
 
 
 def as_copy(
@@ -213,11 +287,13 @@ def _loop_order(item: KernelItem) -> tuple[int, ...]:
     return tuple(sorted(range(n.rank), key=lambda i: -reach[vs[i]]))
 
 
-def finish(k: Kernel, buffers: Sequence[Buffer], nodes: tuple[str, ...]) -> Built:
-    """Completes a kernel's buffer and symbol tables."""
+def describe(k: Kernel, buffers: Sequence[Buffer]) -> Code:
+    """Completes a kernel's buffer and symbol tables and renders it."""
+    from .codegen.render.llvm import render
+
     if len(buffers) > MAX_BUFFERS:
-        raise UnsupportedError(
-            f"kernel of {nodes}: {len(buffers)} buffers are more than {MAX_BUFFERS}")
+        raise UnsupportedError(f"a kernel of {len(buffers)} buffers is over the {MAX_BUFFERS} "
+                               "that a launch may bind; report the model")
     symbols: dict[str, None] = {}
     written: set[int] = set()
     bound: set[Expr] = {k.grid_var}
@@ -242,7 +318,46 @@ def finish(k: Kernel, buffers: Sequence[Buffer], nodes: tuple[str, ...]) -> Buil
 
     visit(k.body)
     table = tuple((b.dtype, i in written) for i, b in enumerate(buffers))
-    return Built(replace(k, buffers=table, symbols=tuple(symbols)), list(buffers), nodes)
+    k = replace(k, buffers=table, symbols=tuple(symbols))
+    return Code(render(k), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes, inplace(k))
+
+
+def inplace(k: Kernel) -> tuple[int, ...]:
+    """Numbers of the operands that are read only where, and just before, the result is written."""
+    bad: set[int] = set()
+    good: set[int] = set()
+
+    def loads(e: Expr, at: Expr | None) -> None:
+        stack, seen = [e], set[Expr]()
+        while stack:
+            x = stack.pop()
+            if x in seen:
+                continue
+            seen.add(x)
+            if x.op == "load":
+                (good if at is not None and x.args[0] is at else bad).add(x.attr)
+            stack.extend(x.args)
+
+    def shifted(e: Expr) -> bool:
+        """Whether tiles may overlap, so that a place is written twice."""
+        return e.op == "min" or any(shifted(a) for a in e.args)
+
+    def walk(body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, For):
+                loads(s.extent, None)
+                walk(s.body)
+            elif isinstance(s, Set):
+                loads(s.value, None)
+            else:
+                loads(s.index, None)
+                loads(s.value, None if shifted(s.index) else s.index)
+                if s.guard is not None:
+                    loads(s.guard, None)
+
+    walk(k.body)
+    return tuple(n for n in sorted(good - bad) if n > 0 and
+                 k.buffers[n][0].itemsize == k.buffers[0][0].itemsize)
 
 
 def estimate(item: KernelItem, buffers: Sequence[Buffer]) -> tuple[int, int]:
@@ -307,7 +422,7 @@ def build_scatter(item: ScatterItem) -> Built:
     if any(d == 0 for d in updates.shape):
         body = ()
     k = Kernel("k", (), (), var("g", 0, 0), const(1), body)
-    return finish(k, args.buffers, (n.source,) if n.source else ())
+    return Built(describe(k, args.buffers), args.buffers, (n.source,) if n.source else ())
 
 
 def build_fill(item: FillItem, width: int) -> Built:
@@ -348,7 +463,7 @@ def build_fill(item: FillItem, width: int) -> Built:
                 stmts = (For(v, extent, stmts),)
             body += stmts
     k = Kernel("k", (), (), var("g", 0, 0), const(1), tuple(body), lanes)
-    return finish(k, [b], ())
+    return Built(describe(k, [b]), [b])
 
 
 def physical(b: Buffer) -> np.ndarray[Any, Any]:
@@ -376,6 +491,7 @@ class _Compiler:
         self.width: int = target.vector_bytes
         self.program = form(graph, self.width)
         self.packs = _Packs(self.program)
+        self.memory = _Memory(cache)
         self.unique: dict[str, int] = {}
         self.texts: list[str] = []
         self.kernels: list[PlanKernel] = []
@@ -401,44 +517,39 @@ class _Compiler:
             self.progress("kernels", done, len(flat))
             b: Built | None = None
             if isinstance(i, KernelItem):
-                b = build_kernel(i, self.width, self.packs)
+                b = build_kernel(i, self.width, self.packs, self.memory)
             elif isinstance(i, ScatterItem):
                 b = build_scatter(i)
             elif isinstance(i, FillItem):
                 b = build_fill(i, self.width)
             self.built[i] = [b] if b is not None else []
-            if b is not None and b.kernel is not None:
-                self.add(b, i)
+            if b is not None and b.code is not None:
+                self.add(b.code, b, i)
         self.progress("kernels", len(flat), len(flat))
         self.visit(self.program.items)
 
-    def add(self, b: Built, item: Item) -> None:
-        from .codegen.render.llvm import render
-
-        k = b.kernel
-        assert k is not None
-        text = render(k)
-        b.key = text
-        if text not in self.unique:
-            self.unique[text] = len(self.texts)
-            name = self.name(b, item)
-            text = re.sub(r"@k\b", f"@{name}", text)
+    def add(self, code: Code, b: Built, item: Item) -> None:
+        if code.text not in self.unique:
+            self.unique[code.text] = len(self.texts)
+            name = self.name(code.text, item)
+            text = re.sub(r"@k\b", f"@{name}", code.text)
             self.texts.append(text)
             self.kernels.append(PlanKernel(
-                name, 0, k.flops, k.bytes, text, ir.show_kernel(replace(k, name=name)),
-                {"lanes": k.lanes, "grid": k.grid.hi}))
+                name, 0, b.flops, b.bytes, text,
+                re.sub(r"^kernel k\b", f"kernel {name}", code.loops),
+                {"lanes": code.lanes}))
 
-    def name(self, b: Built, item: Item) -> str:
-        """op_dtype_shape_number."""
+    def name(self, text: str, item: Item) -> str:
+        """op_dtype_shape_digest: the same for the same code in every plan."""
         if isinstance(item, KernelItem):
             h = item.heavy
             what = "map" if h is None else h["kind"] if h.op == "reduce" else (
                 "conv" if len(h["reduce"]) > 1 else "matmul")
             shape = "x".join(str(upper(d)) for d in item.node.shape)
-            stem = f"{what}_{item.node.dtype.name}_{shape}"
+            stem = "_".join(filter(None, (what, item.node.dtype.name, shape)))
         else:
             stem = {"ScatterItem": "scatter", "FillItem": "halo"}.get(type(item).__name__, "step")
-        return f"{stem.rstrip('_')}_{len(self.texts)}"
+        return f"{stem}_{blake2b(text.encode(), digest_size=4).hexdigest()}"
 
     def visit(self, items: list[Item]) -> None:
         """Appends the accesses of items, in the order in which steps are numbered."""
@@ -465,9 +576,9 @@ class _Compiler:
         reads = tuple(x for n, x in enumerate(b.buffers) if n > 0)
         if isinstance(i, ScatterItem):
             reads = (b.buffers[0], *reads)
-        if b.kernel is None:
+        if b.code is None:
             return Access(reads, (b.buffers[0],), moves=True)
-        return Access(reads, (b.buffers[0],), self.inplace(b) if isinstance(i, KernelItem) else ())
+        return Access(reads, (b.buffers[0],), tuple(b.buffers[n] for n in b.code.inplace))
 
     def alias_states(self) -> None:
         """Gives a state's next value the state's own memory where no old value is needed after.
@@ -494,45 +605,6 @@ class _Compiler:
             x = steps[first]
             if last < first or last == first and (b in x.inplace or x.moves):
                 self.alias[a] = b
-
-    @staticmethod
-    def inplace(b: Built) -> tuple[Buffer, ...]:
-        """Operands that are read only where the result is written."""
-        bad: set[int] = set()
-        good: set[int] = set()
-
-        def loads(e: Expr, at: Expr | None) -> None:
-            stack, seen = [e], set[Expr]()
-            while stack:
-                x = stack.pop()
-                if x in seen:
-                    continue
-                seen.add(x)
-                if x.op == "load":
-                    (good if at is not None and x.args[0] is at else bad).add(x.attr)
-                stack.extend(x.args)
-
-        def shifted(e: Expr) -> bool:
-            return e.op == "min" or any(shifted(a) for a in e.args)
-
-        def walk(body: tuple[Stmt, ...]) -> None:
-            for s in body:
-                if isinstance(s, For):
-                    loads(s.extent, None)
-                    walk(s.body)
-                elif isinstance(s, Set):
-                    loads(s.value, None)
-                else:
-                    loads(s.index, None)
-                    loads(s.value, None if shifted(s.index) else s.index)
-                    if s.guard is not None:
-                        loads(s.guard, None)
-
-        if b.kernel is None:
-            return ()
-        walk(b.kernel.body)
-        return tuple(b.buffers[n] for n in sorted(good - bad) if n > 0 and
-                     b.buffers[n].dtype.itemsize == b.buffers[0].dtype.itemsize)
 
     # the plan
 
@@ -619,7 +691,7 @@ class _Compiler:
                     out.append(Copy(self.ref(i.source), self.ref(i.target), wait))
             elif self.built[i]:
                 b = self.built[i][0]
-                if b.kernel is None:
+                if b.code is None:
                     (at, lo, _), (to, start, _) = (self.place[x] for x in (b.buffers[1],
                                                                            b.buffers[0]))
                     first, second, count = b.move
@@ -627,9 +699,8 @@ class _Compiler:
                                     self.wait(self.access(i)), b.nodes))
                     continue
                 out.append(Launch(
-                    self.unique[b.key], tuple(self.ref(x) for x in b.buffers),
-                    b.kernel.symbols, size_of_expr(b.kernel.grid),
-                    self.wait(self.access(i)), b.nodes))
+                    self.unique[b.code.text], tuple(self.ref(x) for x in b.buffers),
+                    b.code.symbols, b.code.grid, self.wait(self.access(i)), b.nodes))
         return tuple(out)
 
     unknown = True

@@ -28,6 +28,7 @@ from ..ir import (
     Stmt,
     Store,
     const,
+    dump,
     make,
     op,
     reg,
@@ -35,7 +36,7 @@ from ..ir import (
     var,
 )
 from ..lower import Index, Layout, Lower, combine, identity
-from ..symbolic import TRUE, both, ge0, lift
+from ..symbolic import TRUE, ge0, lift
 
 UNROLL_REDUCTION = 50
 """Most multiply-adds per output element for which a reduction is written out in full."""
@@ -54,7 +55,6 @@ class Spec:
     contraction whose second operand is a constant; `constant` is that operand's index form.
     """
 
-    name: str
     lower: Lower
     root: Node
     domain: Shape
@@ -79,14 +79,6 @@ def vector_of(width: int, bits: int) -> int:
     return max(1, width * 8 // max(bits, 32))
 
 
-def schedule(spec: Spec, width: int) -> Kernel | None:
-    """The scheduled kernel for vectors of `width` bytes; its buffers are filled in by the caller.
-
-    None when the domain is empty.
-    """
-    return _Scheduler(spec, width).run()
-
-
 def _loads(e: Expr, seen: dict[Expr, None]) -> dict[Expr, None]:
     stack, known = [e], set[Expr]()
     while stack:
@@ -109,7 +101,9 @@ def _coefficient(index: Expr, v: Expr) -> int | None:
     return None if rest else terms.get(v, 0)
 
 
-class _Scheduler:
+class Scheduler:
+    """Schedules one kernel for vectors of `width` bytes; see the module's page."""
+
     def __init__(self, spec: Spec, width: int) -> None:
         self.spec, self.width = spec, width
         self.lower = spec.lower
@@ -117,9 +111,6 @@ class _Scheduler:
         self.bits = max(spec.root.dtype.bits, *(
             [spec.lower.fold()[1].bits] if self.heavy is not None else [8]))
 
-    def run(self) -> Kernel | None:
-        if any(d == 0 for d in self.spec.domain if isinstance(d, int)):
-            return None
         self.axes = list(self.spec.order)
         over = self.lower.extents() if self.heavy is not None else ()
         self.over_extents = over
@@ -142,6 +133,18 @@ class _Scheduler:
         self.body_loads = list(_loads(exprs[0], {})) if self.heavy is not None else []
         self.tail_loads = list(_loads(exprs[-1], {}))
         self.store_index = store
+        self.exprs = [*exprs, store, guard]
+
+    def key(self) -> str:
+        """Text that determines the schedule and the kernel's code."""
+        h, pack = self.heavy, self.spec.pack is not None
+        fold = (*self.lower.fold(), self.over_extents) if h is not None else ()
+        weights = (h.inputs[1].shape, h["maps"][1]) if h is not None and pack else ()
+        return f"{self.width} {self.spec.domain} {self.axes} {fold} {weights}\n" \
+            f"{dump(self.exprs)}"
+
+    def kernel(self) -> Kernel:
+        """The scheduled kernel; its buffers and symbols are filled in by the caller."""
         self.choose_lane()
         if self.heavy is not None:
             self.join_axes()
@@ -385,7 +388,7 @@ class _Scheduler:
         if env:
             memo: dict[Expr, Expr] = {}
             stmts = tuple(_replace(s, env, memo) for s in stmts)
-        return Kernel(self.spec.name, (), (), g, grid, stmts, self.lanes)
+        return Kernel("k", (), (), g, grid, stmts, self.lanes)
 
     def reduction(
         self, where: Index, lane: Expr, envs: list[dict[Expr, Expr]], body: list[Stmt]
@@ -631,4 +634,4 @@ def symbolic_size(extents: Shape) -> Dim:
     return dim(out)
 
 
-__all__ = ["Spec", "both", "schedule"]
+__all__ = ["Scheduler", "Spec", "vector_of"]
