@@ -1,7 +1,7 @@
 """Plan: what compilation produces and every driver and exporter reads.
 
 A static list of steps over pre-planned memory, with the machine code inside. Everything here turns
-into builtin types by `to_dict`, which is what a plan file holds (`tinyedge.planfile`).
+into builtin types by `to_builtin`, which is what a plan file holds (`tinyedge.planfile`).
 
 Arenas are numbered. 0 constants (read-only, its bytes are in the plan), 1 scratch (all
 intermediates, packed by lifetime), 2 states (persists between runs, zero at first), then one arena
@@ -16,8 +16,13 @@ buffer has room for the largest value that its symbols can take.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
+
+from .errors import ShapeError
 
 FORMAT = 1
 CONSTANTS, SCRATCH, STATES, FIRST_EXTERNAL = 0, 1, 2, 3
@@ -162,21 +167,102 @@ class Plan:
 
 
 def to_builtin(x: Any) -> Any:
-    """Steps, refs and ports as dicts with a "type" entry where it is not known from the place."""
-    if isinstance(x, Launch | Copy | If | Loop):
-        names = x.__dataclass_fields__
-        return {"type": type(x).__name__, **{k: to_builtin(getattr(x, k)) for k in names}}
+    """A plan's parts as builtin types.
+
+    Records become dicts of their fields, steps with a "type" entry in front; a Ref becomes a tuple
+    (arena, offset, size). A Plan's code and constants are left out, and so are its format and
+    producer: a plan file keeps those apart from the rest.
+    """
     if isinstance(x, Ref):
         return (x.arena, x.offset, x.size)
+    if isinstance(x, Launch | Copy | If | Loop):
+        return {"type": type(x).__name__, **_fields(x)}
     if isinstance(x, Port | State | Kernel):
-        return {k: to_builtin(getattr(x, k)) for k in x.__dataclass_fields__}
+        return _fields(x)
+    if isinstance(x, Plan):
+        fields = _fields(x)
+        for name in ("code", "constants", "format", "producer"):
+            del fields[name]
+        return fields
     if isinstance(x, tuple):
         return tuple(to_builtin(i) for i in x)
     return x
 
 
+def _fields(x: Any) -> dict[str, Any]:
+    return {name: to_builtin(getattr(x, name)) for name in x.__dataclass_fields__}
+
+
+def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
+    """The number that a size stands for; KeyError names a symbol without a value."""
+    if isinstance(size, int):
+        return size
+    if size[0] == "sym":
+        return symbols[size[1]]
+    _, a, b = size
+    return OPERATIONS[size[0]](evaluate(a, symbols), evaluate(b, symbols))
+
+
+def symbols_of(size: Size) -> set[str]:
+    """Names of the symbols that a size depends on."""
+    if isinstance(size, int):
+        return set()
+    return {size[1]} if size[0] == "sym" else symbols_of(size[1]) | symbols_of(size[2])
+
+
+def show_size(size: Size) -> str:
+    """One-line text of a size: ``2*n + 1``."""
+    if isinstance(size, int):
+        return str(size)
+    if size[0] == "sym":
+        return str(size[1])
+    op, a, b = size[0], show_size(size[1]), show_size(size[2])
+    if op in ("min", "max"):
+        return f"{op}({a}, {b})"
+    if op == "add":
+        return f"{a} + {b}"
+    a, b = (f"({t})" if isinstance(e, tuple) and e[0] not in ("sym", "min", "max") else t
+            for t, e in ((a, size[1]), (b, size[2])))
+    return f"{a}{ {'mul': '*', 'floordiv': ' // ', 'mod': ' % '}[op] }{b}"
+
+
+def show_shape(shape: Iterable[Size]) -> str:
+    """``[1,3,n,2*n + 1]``"""
+    return "[" + ",".join(map(show_size, shape)) + "]"
+
+
+def size_of_expr(e: Any) -> Size:
+    """The size that an index expression of the loop IR (or an int) stands for.
+
+    Told by the expression's `op`, so that a run time needs no compiler. ShapeError if it depends
+    on more than symbols, such as data.
+    """
+    if isinstance(e, int):
+        return e
+    if e.op == "const":
+        return int(e.attr)
+    if e.op == "var":
+        return ("sym", e.attr[0])
+    if e.op == "affine":
+        constant, factors = e.attr
+        terms = [size_of_expr(a) if k == 1 else ("mul", k, size_of_expr(a))
+                 for k, a in zip(factors, e.args)]
+        if constant:
+            terms.append(constant)
+        return reduce(lambda a, b: ("add", a, b), terms)
+    if e.op in OPERATIONS and len(e.args) == 2:
+        return (e.op, size_of_expr(e.args[0]), size_of_expr(e.args[1]))
+    raise ShapeError(f"size {e} depends on more than named dimensions; bind them by --dim")
+
+
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
+    "min": min, "max": max,
+}
+"""What a size is made of: name -> the operation on ints."""
+
 __all__ = [
-    "ALIGNMENT", "CONSTANTS", "FIRST_EXTERNAL", "FORMAT", "MAX_BUFFERS", "SCRATCH", "STATES",
-    "Copy", "If", "Kernel", "Launch", "Loop", "Plan", "Port", "Ref", "Size", "State", "Step",
-    "asdict", "to_builtin",
+    "ALIGNMENT", "CONSTANTS", "FIRST_EXTERNAL", "FORMAT", "MAX_BUFFERS", "OPERATIONS", "SCRATCH",
+    "STATES", "Copy", "If", "Kernel", "Launch", "Loop", "Plan", "Port", "Ref", "Size", "State",
+    "Step", "evaluate", "show_shape", "show_size", "size_of_expr", "symbols_of", "to_builtin",
 ]
