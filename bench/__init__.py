@@ -1,0 +1,1 @@
+"""Measurements against onnxruntime, random graphs, and long runs."""

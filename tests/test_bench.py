@@ -1,0 +1,93 @@
+"""The benchmark's own machinery, and the fixed part of the fuzzer that every test run covers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from bench import fuzz
+from bench.fuzz import Arrays, Case, Outputs, check, grow, isolated, minimise, reference
+
+
+def plain(case: Case, runs: list[Arrays]) -> Outputs:
+    """onnxruntime in tinyedge's place."""
+    state = {name: np.zeros_like(case.values[name]) for name in case.states.values()}
+    for label in ("plan", "again: plan"):
+        state = {name: np.zeros_like(value) for name, value in state.items()}
+        for feeds in runs:
+            out = reference(case.model(), {**feeds, **state})
+            state = {name: out[source] for source, name in case.states.items()}
+            yield label, out
+
+
+def broken(case: Case, runs: list[Arrays]) -> Outputs:
+    """Takes Tanh for Identity."""
+    nodes = []
+    for node in case.nodes:
+        new = onnx.NodeProto()
+        new.CopyFrom(node)
+        new.op_type = "Identity" if node.op_type == "Tanh" else node.op_type
+        nodes.append(new)
+    yield from plain(replace(case, nodes=tuple(nodes)), runs)
+
+
+def with_operator(name: str) -> Case:
+    return next(case for case in map(grow, range(1000)) if len(case.nodes) > 4 and not case.states
+                and any(node.op_type == name for node in case.nodes))
+
+
+def test_case_follows_from_its_number() -> None:
+    one, two = grow(7), grow(7)
+    assert one.model().SerializeToString() == two.model().SerializeToString()
+    assert one.model().SerializeToString() != grow(8).model().SerializeToString()
+    onnx.checker.check_model(one.model(), full_check=True)
+
+
+def test_every_sort_of_node_is_grown() -> None:
+    grown = {node.op_type for number in range(400) for node in grow(number).nodes}
+    assert {"Conv", "ConvTranspose", "MatMul", "Gemm", "Softmax", "MaxPool", "ReduceMean", "Slice",
+            "Concat", "If", "Loop", "LSTM", "Resize", "ScatterND", "Cast", "TopK"} <= grown
+    assert any(grow(number).states for number in range(200))
+
+
+def test_equal_outputs_are_no_finding() -> None:
+    assert [check(grow(number), plain) for number in range(25)] == [""] * 25
+
+
+def test_finding_is_made_small() -> None:
+    case = with_operator("Tanh")
+    assert check(case, broken).startswith("plan: ")
+    small = minimise(case, lambda c: check(c, broken).startswith("plan: "))
+    assert [node.op_type for node in small.nodes] == ["Tanh"]
+    text = fuzz.script(small, check(small, broken))
+    compile(text, "script", "exec")
+    assert f"--case {case.number}" in text
+
+
+def test_crash_and_hang_are_findings() -> None:
+    assert isolated(lambda: "text") == "text"
+    assert isolated(lambda: str(os.kill(os.getpid(), 11))) == "crash: SIGSEGV"
+    assert isolated(lambda: str(os.read(os.pipe()[0], 1)), seconds=1).startswith("hang: ")
+
+
+def read_behind() -> str:
+    array = fuzz.fenced(np.arange(7, dtype=np.float32))
+    assert array.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    longer = np.lib.stride_tricks.as_strided(array, (8,))
+    return str(longer.sum())
+
+
+def test_fence_stops_a_read_behind_the_end() -> None:
+    assert isolated(read_behind) == "crash: SIGSEGV"
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_random_model(number: int) -> None:
+    finding = isolated(lambda: check(grow(number, most=6)))
+    if finding.startswith("unsupported: "):
+        pytest.skip(finding)
+    assert finding == "", fuzz.describe(grow(number, most=6))
