@@ -51,15 +51,17 @@ class Format:
     """What differs between the float types.
 
     digits: bits of the significand after the point. exp: p with e^r = 1 + r + r^2 p(r) for
-    abs(r) <= ln 2. sin: p with sin r = r + r^3 p(r^2) for abs(r) <= pi/2. atanh: p with
-    2 atanh s = 2s + s w p(w), w = s^2, for abs(s) <= 0.172. smallest: logarithm of half the least
-    denormal, and largest: of the first overflow, rounded outwards.
+    abs(r) <= ln 2; exp_near: the same for abs(r) <= ln(2)/2, relative to e^r - 1. sin: p with
+    sin r = r + r^3 p(r^2) for abs(r) <= pi/2. atanh: p with 2 atanh s = 2s + s w p(w), w = s^2,
+    for abs(s) <= 0.172. smallest: logarithm of half the least denormal, and largest: of the first
+    overflow, rounded outwards.
     """
 
     dtype: DType
     int: DType
     digits: int
     exp: tuple[float, ...]
+    exp_near: tuple[float, ...]
     sin: tuple[float, ...]
     atanh: tuple[float, ...]
     smallest: float
@@ -78,16 +80,18 @@ class Format:
 SINGLE = Format(
     FLOAT32, INT32, 23,
     exp=(0.500000358, 0.166666165, 0.0416611992, 0.00833596662, 0.00141054473, 0.000196302062),
+    exp_near=(0.49999997, 0.166665465, 0.0416674353, 0.00836627185, 0.00138706958),
     sin=(-0.166666597, 0.00833306927, -0.000198097688, 2.60605384e-06),
     atanh=(0.666667759, 0.399775743, 0.298712373),
     smallest=-104.0, largest=89.0,
 )
+EXP = (0.4999999999999993, 0.16666666666666938, 0.04166666666670217, 0.008333333333269717,
+       0.0013888888883565468, 0.00019841269892917595, 2.4801590836039868e-05,
+       2.7557300608273122e-06, 2.7556156666164986e-07, 2.5055039162040272e-08,
+       2.1062443477985375e-09, 1.5935324182886292e-10)
 DOUBLE = Format(
     FLOAT64, INT64, 52,
-    exp=(0.4999999999999993, 0.16666666666666938, 0.04166666666670217, 0.008333333333269717,
-         0.0013888888883565468, 0.00019841269892917595, 2.4801590836039868e-05,
-         2.7557300608273122e-06, 2.7556156666164986e-07, 2.5055039162040272e-08,
-         2.1062443477985375e-09, 1.5935324182886292e-10),
+    exp=EXP, exp_near=EXP,
     sin=(-0.1666666666666618, 0.00833333333328499, -0.00019841269824898887, 2.755731658008778e-06,
          -2.50518789369661e-08, 1.6048052660715515e-10, -7.372812417595207e-13),
     atanh=(0.6666666666666735, 0.3999999999941001, 0.28571428743416, 0.2222219846701633,
@@ -95,11 +99,9 @@ DOUBLE = Format(
     smallest=-746.0, largest=710.0,
 )
 
-# float32: tanh x = x P(x^2) / Q(x^2) for abs(x) <= 9.02, erf likewise for abs(x) <= 3.93
-TANH = ((0.9999999789, 0.133797176, 0.00349403418, 2.0583476e-05, 1.33190666e-08),
-        (1.0, 0.46713033, 0.0258710717, 0.000328309227, 7.76201674e-07))
-ERF = ((1.12837915, 0.190783846, 0.0527902893, 0.00377961036, 0.000284808709, 2.04197165e-06),
-       (1.0, 0.502410501, 0.11425753, 0.0149974394, 0.00116521315, 3.80040896e-05))
+# float32: erfc x = e^(-x p(x)) for 0 <= x <= 3.95
+ERF = (1.12837923, 0.636615396, 0.102825724, -0.0193644539, 0.00027972582, 0.00118846889,
+       -0.000355164375, 3.67113571e-05)
 # float64: erf x = x p(x^2) for abs(x) <= 1; erfc x = e^(-x^2) t p(t), t = 1/(1 + x/2), above
 ERF_LOW = (1.1283791670955121, -0.37612638903173246, 0.11283791670547867, -0.02686617058271746,
            0.005223977131086245, -0.0008548304051039276, 0.00012054663889993345,
@@ -161,36 +163,33 @@ def _top(x: Expr, f: Format) -> Expr:
     return _bits(op("and", _bits(x, f.int), const(mask, f.int)), f.dtype)
 
 
+def _reduce(x: Expr, f: Format, step: int) -> tuple[Expr, Expr]:
+    """(2^n, r) with x = step * n * ln 2 + r, abs(r) <= step * ln(2)/2."""
+    # with the bias added, the low bits of the sum are the power's exponent field
+    offset = f.magic + f.bias
+    t = _do("add", _do("mul", x, float(1 / (step * LN2))), offset)
+    n = _do("sub", t, offset)
+    bits = f.digits - (7 if f is SINGLE else 11)
+    return _power_of_two(t, f), _subtract(x, n, _pieces(step * LN2, bits, 1))
+
+
 def _power_of_two(t: Expr, f: Format) -> Expr:
-    """2^m, given m + magic + bias."""
+    """2^n, given n + magic + bias."""
     return _bits(op("shl", _bits(t, f.int), const(f.digits, f.int)), f.dtype)
 
 
-def _exp_parts(x: Expr, f: Format) -> tuple[Expr, Expr]:
-    """(s, r) with e^x = s^2 e^r, abs(r) <= ln 2; x within the clamped range."""
-    # an even power of two is split between two factors: neither overflows, and one rounding
-    # happens where the result is denormal
-    offset = f.magic + f.bias
-    t = _do("add", _do("mul", x, float(1 / (2 * LN2))), offset)
-    m = _do("sub", t, offset)
-    bits = f.digits - 7 if f is SINGLE else f.digits - 11
-    return _power_of_two(t, f), _subtract(x, m, _pieces(2 * LN2, bits, 1))
-
-
-def _exp_tail(r: Expr, f: Format) -> Expr:
-    """e^r - 1."""
-    p = _polynomial(r, f.exp)
-    return _do("add", _do("mul", _do("mul", r, r), p), r)
-
-
-def _exp_series(r: Expr, f: Format) -> Expr:
-    """e^r."""
-    return _polynomial(r, (1.0, 1.0, *f.exp))
-
-
 def _exp(x: Expr, f: Format) -> Expr:
-    s, r = _exp_parts(_clamp(x, f.smallest, f.largest), f)
-    return _do("mul", _do("mul", _exp_series(r, f), s), s)
+    # an even power of two is split between two factors: neither overflows, and where the result
+    # is denormal there is one rounding
+    s, r = _reduce(_clamp(x, f.smallest, f.largest), f, 2)
+    return _do("mul", _do("mul", _polynomial(r, (1.0, 1.0, *f.exp)), s), s)
+
+
+def _exp_minus_1(x: Expr, f: Format) -> Expr:
+    """e^x - 1 to full relative accuracy, for x that need no clamp: abs(x) <= 80."""
+    s, r = _reduce(x, f, 1)
+    q = _do("add", _do("mul", _do("mul", r, r), _polynomial(r, f.exp_near)), r)
+    return _do("add", _do("mul", s, q), _do("sub", s, 1.0))
 
 
 def _split(x: Expr, f: Format) -> tuple[Expr, Expr]:
@@ -230,6 +229,9 @@ def _log(x: Expr, f: Format) -> Expr:
 
 def _sine(x: Expr, f: Format, shift: float) -> Expr:
     """sin(x + shift * pi), shift 0 or 1/2."""
+    limit, pieces = (1e5, _pieces(PI, 8, 4)) if f is SINGLE else (1e7, _pieces(PI, 30, 3))
+    # 0 in place of what is too large, nan in place of infinity
+    x = op("where", _do("le", _do("abs", x), limit), x, _do("mul", x, 0.0))
     # with n + magic (odd where shift is 1/2, so that its parity counts the half turn) ...
     offset = f.magic + 2 * shift
     t = _do("mul", x, float(1 / PI))
@@ -237,10 +239,21 @@ def _sine(x: Expr, f: Format, shift: float) -> Expr:
     n = _do("sub", t, offset)
     # ... what is left after n half turns, and a quarter for the cosine, is within pi/2
     n = _do("add", n, shift) if shift else n
-    r = _subtract(x, n, _pieces(PI, 8, 4) if f is SINGLE else _pieces(PI, 35, 2))
-    r = _clamp(r, -1.6, 1.6)
+    r = _subtract(x, n, pieces[:2])
+    small: Expr | None = None
+    for p in pieces[2:-1]:
+        # unlike those before, these differences are rounded: keep what is lost
+        before, r = r, _subtract(r, n, [p])
+        lost = _subtract(_do("sub", before, r), n, [p])
+        small = _do("add", small, lost) if small else lost
+    assert small is not None
+    small = _subtract(small, n, pieces[-1:])
+    # sin(r + small), to first order in small
     z = _do("mul", r, r)
-    out = _do("add", _do("mul", _do("mul", r, z), _polynomial(z, f.sin)), r)
+    slope = _do("add", _do("mul", z, -0.5), 1.0)
+    out = _do("add", _do("mul", small, slope),
+              _do("mul", _do("mul", r, z), _polynomial(z, f.sin)))
+    out = _clamp(_do("add", out, r), -1.0, 1.0)
     sign = _do("shl", _bits(t, f.int), f.dtype.bits - 1)
     return _bits(op("xor", _bits(out, f.int), sign), f.dtype)
 
@@ -253,34 +266,31 @@ def _cos(x: Expr, f: Format) -> Expr:
     return _sine(x, f, 0.5)
 
 
-def _quotient(x: Expr, limit: float, pq: tuple[tuple[float, ...], tuple[float, ...]]) -> Expr:
-    """x P(x^2) / Q(x^2), with x held within the limit."""
-    x = _clamp(x, -limit, limit)
-    z = _do("mul", x, x)
-    return _do("div", _do("mul", x, _polynomial(z, pq[0])), _polynomial(z, pq[1]))
+def _with_sign(a: Expr, x: Expr, f: Format) -> Expr:
+    """`a`, which is not negative, with the sign of x."""
+    sign = op("and", _bits(x, f.int), const(f.int.limits[0], f.int))
+    return _bits(op("or", _bits(a, f.int), sign), f.dtype)
 
 
 def _tanh(x: Expr, f: Format) -> Expr:
-    if f is SINGLE:
-        return _quotient(x, 9.02, TANH)
-    # (e^2x - 1) / (e^2x + 1)
-    s, r = _exp_parts(_clamp(_do("add", x, x), -40.0, 40.0), f)
-    s = _do("mul", s, s)
-    e = _do("add", _do("mul", s, _exp_tail(r, f)), _do("sub", s, 1.0))
+    limit = 9.1 if f is SINGLE else 19.1
+    x = _clamp(x, -limit, limit)
+    e = _exp_minus_1(_do("add", x, x), f)
     return _do("div", e, _do("add", e, 2.0))
 
 
 def _erf(x: Expr, f: Format) -> Expr:
     if f is SINGLE:
-        return _quotient(x, 3.93, ERF)
+        a = _do("min", _do("abs", x), 3.95)
+        e = _exp_minus_1(_do("neg", _do("mul", a, _polynomial(a, ERF))), f)
+        return _with_sign(_do("abs", e), x, f)
     a = _do("min", _do("abs", x), 6.0)
     z = _do("mul", a, a)
-    low = _do("mul", x, _polynomial(z, ERF_LOW))
+    low = _do("mul", a, _polynomial(z, ERF_LOW))
     t = _do("div", 1.0, _do("add", _do("mul", a, 0.5), 1.0))
     c = _do("mul", _exp(_do("neg", z), f), _do("mul", t, _polynomial(t, ERF_HIGH)))
     high = _do("sub", 1.0, c)
-    high = op("where", _do("lt", x, 0.0), _do("neg", high), high)
-    return op("where", _do("lt", 1.0, a), high, low)
+    return _with_sign(op("where", _do("lt", 1.0, a), high, low), x, f)
 
 
 def _pow(x: Expr, y: Expr, f: Format) -> Expr:
@@ -318,7 +328,7 @@ def _pow(x: Expr, y: Expr, f: Format) -> Expr:
     r = _do("add", _do("sub", z1, _do("mul", n, 2.0)), z2)
     p2 = _power_of_two(t, f)
     r = _do("mul", _clamp(r, -1.1, 1.1), float(LN2))
-    out = _do("mul", _do("mul", _exp_series(r, f), p2), p2)
+    out = _do("mul", _do("mul", _polynomial(r, (1.0, 1.0, *f.exp)), p2), p2)
     inf = float("inf")
     ends = op("or", _do("eq", a, 0.0), _do("eq", a, inf))
     out = op("where", ends, op("where", _do("lt", 0.0, y), a, _do("div", 1.0, a)), out)
