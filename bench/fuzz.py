@@ -179,6 +179,7 @@ class Grower:
     ) -> str:
         """A new input or constant with random values."""
         size = tuple(shape)
+        value: Array
         if kind == "bool":
             value = self.random.random(size) < 0.5
         elif kind.startswith("float"):
@@ -244,7 +245,7 @@ class Grower:
         self.values |= found
         keeps = operator in SAFE_IN_ANY_ORDER and self.exact.issuperset(read)
         self.exact |= {name for name, value in found.items() if keeps or value.dtype.kind != "f"}
-        return node.output[0]
+        return str(node.output[0])
 
     def case(self) -> Case:
         made = [name for node in self.nodes for name in node.output if name in self.values]
@@ -280,7 +281,7 @@ def _unary(b: Grower) -> object:
         "Softplus Softsign Reciprocal Sqrt Log Identity Mish Gelu Relu Sigmoid Tanh Relu"
     ).split()
     name = b.one(names)
-    attributes: dict[str, float] = {}
+    attributes: dict[str, Any] = {}
     if name in ("LeakyRelu", "Elu", "Celu") and b.often(0.7):
         attributes["alpha"] = float(np.float32(b.random.uniform(0.1, 2)))
     if name == "HardSigmoid" and b.often(0.5):
@@ -487,7 +488,7 @@ def _matmul(b: Grower) -> object:
         w = b.leaf((count, inner) if turn_b else (inner, count), constant=b.often(0.8))
         b.values[w] = (b.values[w] / np.sqrt(inner)).astype(np.float32)
         bias = [b.leaf(b.one([(count,), (1, count), (1,), ()]))] if b.often(0.7) else []
-        extra = {"alpha": 0.5, "beta": 2.0} if b.often(0.2) else {}
+        extra: dict[str, Any] = {"alpha": 0.5, "beta": 2.0} if b.often(0.2) else {}
         return b.add("Gemm", [x, w, *bias], transA=int(turn_a), transB=int(turn_b), **extra)
     x = b.pick(ranks=(1, 2, 2, 3, 3, 4), make=lambda: (
         *(b.whole(1, 4) for _ in range(b.whole(0, 2))), b.one([1, 1, b.whole(1, 40)]),
@@ -750,12 +751,12 @@ def _gather(b: Grower) -> object:
     depth = b.whole(1, value.ndim)
     if name == "GatherND":
         size = b.one([(b.whole(1, 5),), (b.whole(1, 4), b.whole(1, 4))])
-        at = np.stack([b.random.integers(0, d, size) for d in value.shape[:depth]], -1)
-        return b.add(name, [x, b.put(at.astype(np.int64), constant)])
+        places = np.stack([b.random.integers(0, d, size) for d in value.shape[:depth]], -1)
+        return b.add(name, [x, b.put(places.astype(np.int64), constant)])
     rows = prod(value.shape[:depth])
     chosen = b.random.permutation(rows)[:b.whole(1, min(rows, 9))]
-    at = np.stack(np.unravel_index(chosen, value.shape[:depth]), -1).astype(np.int64)
-    return b.add(name, [x, b.put(at, constant),
+    places = np.stack(np.unravel_index(chosen, value.shape[:depth]), -1)
+    return b.add(name, [x, b.put(places.astype(np.int64), constant),
                         b.leaf((len(chosen), *value.shape[depth:]), value.dtype.name)])
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import onnx
 import pytest
 
-from bench import fuzz
+from bench import __main__ as bench
+from bench import fuzz, measure
 from bench.fuzz import Arrays, Case, Outputs, check, grow, isolated, minimise, reference
 
 
@@ -70,8 +74,13 @@ def test_finding_is_made_small() -> None:
 
 def test_crash_and_hang_are_findings() -> None:
     assert isolated(lambda: "text") == "text"
-    assert isolated(lambda: str(os.kill(os.getpid(), 11))) == "crash: SIGSEGV"
+    assert isolated(fall) == "crash: SIGSEGV"
     assert isolated(lambda: str(os.read(os.pipe()[0], 1)), seconds=1).startswith("hang: ")
+
+
+def fall() -> str:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return ""
 
 
 def read_behind() -> str:
@@ -83,6 +92,57 @@ def read_behind() -> str:
 
 def test_fence_stops_a_read_behind_the_end() -> None:
     assert isolated(read_behind) == "crash: SIGSEGV"
+
+
+def test_error_is_relative_and_strict() -> None:
+    want = {"y": np.array([1, -4, np.nan], np.float32), "n": np.array([1, 2])}
+    assert measure.error(want, want) == 0
+    near = want | {"y": np.array([1, -4.002, np.nan], np.float32)}
+    assert measure.error(near, want) == pytest.approx(5e-4, rel=1e-3)
+    for other in ([1, -4, 0], [1, -4, np.inf], [1, -4], [np.nan, -4, np.nan]):
+        assert measure.error(want | {"y": np.array(other, np.float32)}, want) == np.inf
+    assert measure.error(want | {"n": np.array([1, 3])}, want) == np.inf
+
+
+def test_runtimes_take_turns() -> None:
+    calls: list[str] = []
+
+    def take(name: str, seconds: float) -> None:
+        calls.append(name)
+        time.sleep(seconds)
+
+    ours, theirs, ratio = measure.race(
+        lambda: take("a", 0.004), lambda: take("b", 0.001), runs=20, blocks=4)
+    assert ours.runs >= 20 and theirs.runs >= 20
+    assert 0 < ours.least <= ours.median and ratio > 1
+    turns = [key for key, _ in groupby(calls)]
+    assert len(turns) >= 6
+
+
+def test_child_reports_its_own_memory() -> None:
+    assert 30 < measure.peak_of(lambda: b"x" * 40_000_000) < 60
+    before = os.sched_getaffinity(0)
+    with measure.processors(1):
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(RuntimeError, match="load in a fresh process failed: .*nowhere"):
+        measure.fresh("load", "nowhere.pkl")
+
+
+def test_report_has_a_row_for_each_figure() -> None:
+    threads = dict.fromkeys(("median", "least", "onnxruntime median", "onnxruntime least", "ratio",
+                             "gflops", "error"), 1.5)
+    process = dict.fromkeys(("compile", "compile warm", "command", "command warm", "kernels",
+                             "size", "model size", "load", "import", "load peak", "save peak",
+                             "run peak", "onnxruntime peak"), 2.0)
+    results = {"machine": measure.machine(), "overhead": {"call, 1 thread": 9.0},
+               "models": {bench.SHOWCASE: {"threads": {"1": threads, "2": threads},
+                                           "process": process}}}
+    text = bench.report(results)
+    assert f"| {bench.SHOWCASE} | 1 | 1.50 |" in text and "|  | 2 | 1.50 |" in text
+    assert "call, 1 thread | 9.0 µs | 50 µs" in text
+    readme = (bench.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert readme.count(bench.BEGIN) == readme.count(bench.END) == 1
 
 
 @pytest.mark.parametrize("number", range(24))

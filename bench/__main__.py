@@ -1,0 +1,246 @@
+"""tinyedge against onnxruntime on the networks of `tests.models`: `python -m bench`.
+
+Every network is compiled, its outputs are compared with onnxruntime's in the same run, and both are
+timed in turn. Exits with 1 if an output is off by more than `LIMIT` or something failed. Without
+`--no-write`, and with all networks, the tables of bench/README.md and bench/results.json are
+written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+import tinyedge
+from bench import measure
+from bench.measure import MB, fresh
+from examples.files import write_whole
+from tests.models import MODELS, inputs, model
+
+LIMIT = 1e-4
+FOLDER = Path(__file__).resolve().parent
+SHOWCASE = "efficientnet-lite0"
+BEGIN, END = "<!-- begin of what `make bench` writes -->", "<!-- end of it -->"
+
+Figures = dict[str, Any]
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def compiled(name: str, folder: Path) -> Figures:
+    """Compiles a network twice in fresh processes, with an empty cache and with the first one's."""
+    spec, plan = MODELS[name], folder / f"{name}.pkl"
+    options = json.dumps({"shapes": spec.shapes, "states": spec.states})
+    cache = folder / f"{name}-cache"
+    cold, warm = (fresh("compile", model(name), plan, options, cache=cache) for _ in range(2))
+    size = plan.stat().st_size / MB
+    loads = [fresh("load", plan) for _ in range(5)]
+    feeds = folder / f"{name}.npz"
+    np.savez(feeds, allow_pickle=False, **inputs(name))
+    if heavy := loads[0]["heavy"]:
+        raise RuntimeError(f"loading a plan imports {', '.join(heavy)}")
+    return {
+        "compile": cold["compile"], "compile warm": warm["compile"],
+        "command": cold["seconds"], "command warm": warm["seconds"],
+        "kernels": cold["kernels"], "steps": cold["steps"], "size": size,
+        "model size": model(name).stat().st_size / MB,
+        "load": statistics.median(each["load"] for each in loads),
+        "import": statistics.median(each["import"] for each in loads),
+        "load peak": max(each["load peak"] for each in loads), "save peak": warm["save peak"],
+        "compile peak": cold["peak"],
+        "run peak": fresh("run", "tinyedge", plan, feeds, "1")["peak"],
+        "onnxruntime peak": fresh("run", "onnxruntime", model(name), feeds, "1")["peak"],
+    }
+
+
+def compared(name: str, plan: Path, threads: int, runs: int) -> Figures:
+    """Outputs and times of both runtimes on `threads` processors."""
+    spec, feeds = MODELS[name], inputs(name)
+    with measure.processors(threads):
+        theirs = measure.session(model(name), threads)
+        with tinyedge.load(plan, threads=threads) as ours:
+            visible = {key: feeds[key] for key in ours.inputs}
+            for state in ours.states:
+                ours.states[state] = feeds[state]
+            got = dict(ours(visible))
+            got |= {output: ours.states[state] for output, state in spec.states.items()}
+            names = [output.name for output in theirs.get_outputs()]
+            error = measure.error(got, dict(zip(names, theirs.run(names, feeds))))
+            mine, other, ratio = measure.race(
+                lambda: ours(visible), lambda: theirs.run(None, feeds), runs)
+            flops = measure.flops(ours.plan)
+    return {
+        "error": error, "median": mine.median, "least": mine.least, "runs": mine.runs,
+        "onnxruntime median": other.median, "onnxruntime least": other.least,
+        "onnxruntime runs": other.runs, "ratio": ratio, "gflops": flops / mine.median / 1e6,
+    }
+
+
+def overhead(folder: Path) -> Figures:
+    """Microseconds of a call of a plan with one operation on one element, and of a barrier."""
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "one"], ["y"], "add")], "one",
+        [helper.make_tensor_value_info("x", kind, [1])],
+        [helper.make_tensor_value_info("y", kind, [1])],
+        [onnx.numpy_helper.from_array(np.ones(1, np.float32), "one")])
+    path = folder / "one.onnx"
+    onnx.save(helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    tinyedge.compile(path).save(folder / "one.pkl")
+    x, out = np.ones(1, np.float32), {"y": np.empty(1, np.float32)}
+    figures: Figures = {}
+    for threads in (1, 2):
+        with measure.processors(threads), tinyedge.load(
+                folder / "one.pkl", threads=threads) as run:
+            of = f"{threads} thread{'s' * (threads > 1)}"
+            figures[f"call, {of}"] = usual(partial(run, x=x))
+            figures[f"call with out=, {of}"] = usual(partial(run, x=x, out=out))
+    figures["onnxruntime's call"] = usual(partial(measure.session(path, 1).run, None, {"x": x}))
+    return figures
+
+
+def usual(call: Callable[[], object]) -> float:
+    """Microseconds of a short call."""
+    measure.timed(call, 1000)
+    return statistics.median(measure.timed(call, 5000)) * 1e3
+
+
+# ---- tables
+
+
+def rows(cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its head."""
+    head, *rest = cells
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rest))
+
+
+def ms(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def report(results: Figures) -> str:
+    """The tables of the README."""
+    facts = results["machine"]
+    speed = [["network", "threads", "tinyedge ms", "least", "onnxruntime ms", "least", "ratio",
+              "GFLOP/s", "error"]]
+    costs = [["network", "compile s", "again s", "kernels", "plan MB", "model MB", "load ms",
+              "load +MB", "peak MB", "onnxruntime peak MB"]]
+    for name, figures in results["models"].items():
+        for threads, f in figures["threads"].items():
+            speed.append([
+                name if threads == min(figures["threads"]) else "", threads, ms(f["median"]),
+                ms(f["least"]), ms(f["onnxruntime median"]), ms(f["onnxruntime least"]),
+                f"{f['ratio']:.2f}", f"{f['gflops']:.1f}", f"{f['error']:.1e}"])
+        f = figures["process"]
+        costs.append([
+            name, f"{f['compile']:.1f}", f"{f['compile warm']:.2f}", str(f["kernels"]),
+            f"{f['size']:.1f}", f"{f['model size']:.1f}", f"{f['load']:.1f}",
+            f"{f['load peak']:.1f}", f"{f['run peak']:.0f}", f"{f['onnxruntime peak']:.0f}"])
+    parts = [
+        "\n".join(f"- {key}: {value}" for key, value in facts.items()),
+        rows(speed),
+        "Costs besides a run, each in a fresh process (peaks: of a whole process that runs the "
+        "network on one thread, and of loading alone).",
+        rows(costs),
+    ]
+    if "overhead" in results:
+        f = results["models"].get(SHOWCASE, {}).get("process")
+        lines = [["figure", "value", "goal"]]
+        if f:
+            lines += [
+                [f"{SHOWCASE}: compile, empty cache", f"{f['compile']:.2f} s", "15 s"],
+                [f"{SHOWCASE}: compile, warm cache", f"{f['compile warm']:.2f} s", "1 s"],
+                [f"{SHOWCASE}: whole process, empty cache", f"{f['command']:.2f} s", ""],
+                [f"{SHOWCASE}: whole process, warm cache", f"{f['command warm']:.2f} s", ""],
+                [f"{SHOWCASE}: load", f"{f['load']:.1f} ms", "50 ms"],
+                ["import of tinyedge, after numpy", f"{f['import']:.1f} ms", ""],
+                [f"{SHOWCASE}: plan file", f"{f['size']:.1f} MB", ""],
+                [f"{SHOWCASE}: peak memory to load, less the file",
+                 f"{f['load peak'] - f['size']:.1f} MB", "16 MB"],
+                [f"{SHOWCASE}: peak memory to save", f"{f['save peak']:.1f} MB", ""],
+            ]
+        lines += [[f"one operation on one element: {key}", f"{value:.1f} µs",
+                   "50 µs" if key.startswith("call") else ""]
+                  for key, value in results["overhead"].items()]
+        parts.append(rows(lines))
+    return "\n\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--models", help="names, separated by commas; all by default")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads, by default 1,2")
+    parser.add_argument("--runs", type=int, default=35, help="runs of each, at least")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--no-write", action="store_true", help="leave the tables as they are")
+    options = parser.parse_args(arguments)
+    names = options.models.split(",") if options.models else list(MODELS)
+    if unknown := [name for name in names if name not in MODELS]:
+        parser.error(f"no network {unknown[0]!r}; there are {', '.join(MODELS)}")
+    counts = [int(count) for count in options.threads.split(",")]
+    results: Figures = {"machine": measure.machine(), "models": {}}
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="tinyedge-bench-") as temporary:
+        folder = Path(temporary)
+        for name in names:
+            start = time.perf_counter()
+            try:
+                figures: Figures = {"process": compiled(name, folder), "threads": {}}
+                for count in counts:
+                    found = compared(name, folder / f"{name}.pkl", count, options.runs)
+                    figures["threads"][str(count)] = found
+                    if not found["error"] <= LIMIT:
+                        failures.append(f"{name}: off by {found['error']:.1e} on {count} threads")
+            except Exception as error:  # the other networks are still worth a figure
+                traceback.print_exc()
+                failures.append(f"{name}: {error}")
+                continue
+            results["models"][name] = figures
+            note(f"{name}: {time.perf_counter() - start:.0f} s, " + ", ".join(
+                f"{count} threads {f['median']:.2f} ms = {f['ratio']:.2f} of onnxruntime's"
+                for count, f in figures["threads"].items()))
+        try:
+            results["overhead"] = overhead(folder)
+        except Exception as error:
+            traceback.print_exc()
+            failures.append(f"one-operation plan: {error}")
+    ratios = [f["ratio"] for figures in results["models"].values()
+              for f in figures["threads"].values()]
+    if ratios:
+        results["geometric mean of ratios"] = math.exp(statistics.fmean(map(math.log, ratios)))
+    text = report(results)
+    print(text)
+    data = json.dumps(results, indent=1).encode() + b"\n"
+    if options.json:
+        write_whole(options.json, data)
+    if not options.no_write and not failures and names == list(MODELS):
+        readme = FOLDER / "README.md"
+        before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        write_whole(readme, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}".encode())
+        write_whole(FOLDER / "results.json", data)
+    for failure in failures:
+        note(f"bench: {failure}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
