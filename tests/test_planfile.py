@@ -127,7 +127,7 @@ def test_every_format_has_a_golden_file() -> None:
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "p.pkl"
-    planfile.save(handmade(), path)
+    handmade().save(path)
     plan = planfile.read(path)
     assert plan == handmade()
     assert type(plan.symbols["n"]) is tuple

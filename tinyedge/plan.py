@@ -17,6 +17,7 @@ buffer has room for the largest value that its symbols can take.
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -164,6 +165,12 @@ class Plan:
     name: str = ""
     format: int = FORMAT
     producer: str = ""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a plan file, whole or not at all; PlanError."""
+        from .planfile import save
+
+        save(self, path)
 
 
 def to_builtin(x: Any) -> Any:
