@@ -316,8 +316,13 @@ def _naming(whose: str) -> Iterator[None]:
     try:
         yield
     except _Fault as e:
-        field = f"'s field {e.place}" if e.place else ""
-        raise PlanError(f"{whose}{field} {e.what}; compile the model again") from None
+        field = f"'s field {_short(e.place)}" if e.place else ""
+        raise PlanError(f"{whose}{field} {_short(e.what)}; compile the model again") from None
+
+
+def _short(text: str) -> str:
+    """Names come from the file and may be of any length."""
+    return text if len(text) <= 300 else f"{text[:200]}...{text[-100:]}"
 
 
 def decode(data: bytes) -> Any:
@@ -498,8 +503,8 @@ def _record(make: Callable[..., Any], **takes: Take) -> Take:
         if type(x) is not dict:
             raise _Fault(f"is {type(x).__name__}, not dict")
         if x.keys() != takes.keys():
-            names = ", ".join(sorted(map(repr, x.keys() ^ takes.keys())))
-            raise _Fault(f"lacks or should not have {names}")
+            names = ", ".join(map(repr, takes.keys() - x.keys()))
+            raise _Fault(f"lacks {names}" if names else f"has more than {', '.join(takes)}")
         out = {}
         name = ""
         try:
