@@ -112,15 +112,18 @@ class Built:
 
 @dataclass
 class _Arguments:
-    """The buffers of a kernel under construction, numbered in order of first use."""
+    """The buffers of a kernel under construction, numbered in order of first use.
+
+    Parts of one buffer are numbered apart: a kernel that reads one part and writes another then
+    knows that they are different memory.
+    """
 
     buffers: list[Buffer] = field(default_factory=list)
 
     def number(self, b: Buffer) -> int:
-        root = b.root
-        if root not in self.buffers:
-            self.buffers.append(root)
-        return self.buffers.index(root)
+        if b not in self.buffers:
+            self.buffers.append(b)
+        return self.buffers.index(b)
 
 
 class _Packs:
@@ -573,12 +576,15 @@ class _Compiler:
         if not self.built[i]:
             return Access((), ())
         b = self.built[i][0]
-        reads = tuple(x for n, x in enumerate(b.buffers) if n > 0)
+        target = b.buffers[0]
+        reads = tuple(x.root for n, x in enumerate(b.buffers) if n > 0)
         if isinstance(i, ScatterItem):
-            reads = (b.buffers[0], *reads)
+            reads = (target.root, *reads)
         if b.code is None:
-            return Access(reads, (b.buffers[0],), moves=True)
-        return Access(reads, (b.buffers[0],), tuple(b.buffers[n] for n in b.code.inplace))
+            return Access(reads, (target.root,), moves=True)
+        whole = target.parent is None
+        return Access(reads, (target.root,), tuple(
+            b.buffers[n] for n in b.code.inplace if whole and b.buffers[n].parent is None))
 
     def alias_states(self) -> None:
         """Gives a state's next value the state's own memory where no old value is needed after.
@@ -674,14 +680,17 @@ class _Compiler:
         for i in items:
             if isinstance(i, IfItem):
                 self.hazards.flush()
+                self.hazards.read.add(i.cond.root)
                 then = self.steps(i.then)
                 self.hazards.flush()
+                self.hazards.read.add(i.cond.root)
                 other = self.steps(i.other)
                 # after either branch nothing is known of what it touched
                 out.append(If(self.ref(i.cond), then, other, i.nodes))
                 self.unknown = True
             elif isinstance(i, LoopItem):
                 self.hazards.flush()
+                self.hazards.read |= {i.cond.root, i.trips.root}
                 body = self.steps(i.body)
                 out.append(Loop(i.symbol, self.ref(i.trips), self.ref(i.cond), body, i.nodes))
                 self.unknown = True
@@ -692,8 +701,8 @@ class _Compiler:
             elif self.built[i]:
                 b = self.built[i][0]
                 if b.code is None:
-                    (at, lo, _), (to, start, _) = (self.place[x] for x in (b.buffers[1],
-                                                                           b.buffers[0]))
+                    (at, lo, _), (to, start, _) = (
+                        self.place[x.root] for x in (b.buffers[1], b.buffers[0]))
                     first, second, count = b.move
                     out.append(Copy(Ref(at, lo + first, count), Ref(to, start + second, count),
                                     self.wait(self.access(i)), b.nodes))

@@ -1,0 +1,95 @@
+"""CPU targets and LLVM: a target string to a target machine, IR text to an object file.
+
+Compile time only; the run time checks the canonical target string by itself
+(`tinyedge.drivers.cpu.features`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tinyedge.errors import InputError, UnsupportedError
+
+LEVELS = {"x86-64-v4": 64, "x86-64-v3": 32, "x86-64-v2": 16}
+"""x86-64 microarchitecture levels (System V psABI, section 3.1.1) -> vector width in bytes."""
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """What LLVM needs to know, and what the schedule does.
+
+    canonical: the target string that a plan carries. vector_bytes: width of a vector register.
+    """
+
+    canonical: str
+    arch: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+
+
+def parse_target(text: str) -> CpuTarget:
+    """The target that ``cpu[:ARCH[,FEATURE...]]`` names; the default is this machine.
+
+    ARCH is aarch64, x86-64 (the same as -v2), x86-64-v2, -v3 or -v4. InputError for any other.
+    """
+    family, _, rest = text.partition(":")
+    if family != "cpu":
+        raise InputError(f"target {text}: only cpu targets are built in; use cpu[:ARCH[,FEATURE]]")
+    arch, *extra = [p for p in rest.split(",") if p] or [host_arch()]
+    if arch == "x86-64":
+        arch = "x86-64-v2"
+    if arch in LEVELS:
+        features = ",".join(["-prefer-256-bit", *(f"+{f}" for f in extra)])
+        return CpuTarget(",".join([f"cpu:{arch}", *extra]), "x86-64", "x86_64-unknown-linux-gnu",
+                         arch, features, LEVELS[arch])
+    if arch == "aarch64":
+        return CpuTarget(",".join(["cpu:aarch64", *extra]), "aarch64", "aarch64-unknown-linux-gnu",
+                         "generic", ",".join(["-outline-atomics", *(f"+{f}" for f in extra)]), 16)
+    raise InputError(f"target {text}: {arch} is not a known architecture; use aarch64 or one of "
+                     f"{', '.join(sorted(LEVELS))}")
+
+
+@cache
+def host_arch() -> str:
+    """The best ARCH that this machine runs."""
+    import platform
+
+    from tinyedge.drivers.cpu.features import missing
+
+    machine = platform.machine()
+    if machine in ("aarch64", "arm64"):
+        return "aarch64"
+    if machine not in ("x86_64", "AMD64"):
+        raise UnsupportedError(f"this machine is a {machine}; name a target, for example "
+                               "cpu:aarch64")
+    return next((a for a in LEVELS if not missing(a)), "x86-64-v2")
+
+
+@cache
+def _machine(target: CpuTarget) -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="small")
+
+
+def compile_ir(text: str, target: CpuTarget) -> bytes:
+    """An ELF object from LLVM IR text; the text is expected to need no optimisation passes."""
+    import llvmlite.binding as llvm
+
+    machine = _machine(target)
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise AssertionError(f"the rendered kernel is not valid LLVM IR: {error}") from error
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    code: bytes = machine.emit_object(module)
+    return code
