@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-import types
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 from tinyedge import planfile
+from tinyedge.drivers import device as drivers
 from tinyedge.errors import DeviceError, InputError, PlanError
 from tinyedge.plan import Copy, If, Kernel, Launch, Loop, Plan, Port, Ref, Size, State, evaluate
 from tinyedge.runtime import Model, load
@@ -82,6 +82,10 @@ class ToyExecutable:
                     self.run(step.body, env | {step.symbol: i})
                     i += 1
 
+    def profile(self, addresses: Sequence[int], symbols: Sequence[int]) -> list[int]:
+        self(addresses, symbols)
+        return [7] * len(self.plan.steps)
+
     def states(self) -> memoryview:
         return self.arenas[2].data
 
@@ -114,9 +118,7 @@ class ToyDevice:
 def device(monkeypatch: pytest.MonkeyPatch) -> ToyDevice:
     """What `load` opens in the test."""
     toy = ToyDevice()
-    module = types.ModuleType("tinyedge.drivers.device")
-    module.open_device = lambda target, device=None: toy  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(drivers, "open_device", lambda target, device: toy)
     return toy
 
 
@@ -163,6 +165,15 @@ def test_a_call(model: Model) -> None:
     np.testing.assert_array_equal(again["y"], X[:2] * 2 + BIAS)
     np.testing.assert_array_equal(out["y"], X * 2 + BIAS)  # not written again
     assert model({"x": X, "scale": TWO})["y"].flags.owndata
+
+
+def test_a_profiled_call(model: Model) -> None:
+    y = np.empty((3, 4), "f4")
+    out, times = model.profile({"x": X}, scale=TWO, out={"y": y})
+    np.testing.assert_array_equal(y, X * 2 + BIAS)
+    assert out["y"] is y and times == [7, 7, 7]
+    with pytest.raises(InputError, match="missing"):
+        model.profile(x=X)
 
 
 def test_what_a_model_says_of_itself(model: Model) -> None:
@@ -437,15 +448,15 @@ def test_wrong_ways_to_load(device: ToyDevice, tmp_path: Path) -> None:
 
 
 IMPORTS = """
-import sys, types
-toy = types.ModuleType("tinyedge.drivers.device")
-toy.open_device = lambda target, device=None: types.SimpleNamespace(
-    bind=lambda plan, threads=None: types.SimpleNamespace(close=lambda: None), close=lambda: None)
-sys.modules[toy.__name__] = toy
+import sys
 import numpy
 before = set(sys.modules)
+from tinyedge.errors import TinyedgeError
 from tinyedge.runtime import load
-load(sys.argv[1])
+try:
+    load(sys.argv[1])
+except TinyedgeError:
+    assert "tinyedge.drivers.cpu" in sys.modules  # this plan has no executor, or no such host
 print(*sorted(set(sys.modules) - before))
 """
 

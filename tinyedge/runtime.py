@@ -27,6 +27,8 @@ C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x1, 0x100, 0x400
 BEHAVED = C_CONTIGUOUS | ALIGNED
 """Bits of numpy's ``flags.num``: memory that kernels can read as it is."""
 
+CLOSED = "the model is closed; load it again"
+
 MAX_SHAPES = 256
 """Most combinations of input shapes that a model remembers."""
 
@@ -100,6 +102,37 @@ class Model:
         any other array of this call); the other outputs are new arrays. Returns every output by
         name. InputError says which argument is wrong; nothing has run then.
         """
+        arrays, outputs, addresses, symbols = self._arguments(inputs, named, out)
+        with self._lock:
+            if not self._close.alive:
+                raise InputError(CLOSED)
+            self._executable(addresses, symbols)
+        return dict(zip(self._out_names, outputs))
+
+    def profile(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        out: Mapping[str, Array] | None = None,
+        **named: Any,
+    ) -> tuple[dict[str, Array], list[int]]:
+        """Like a call; also nanoseconds spent in each step.
+
+        The steps are counted depth first in the order in which the plan lists them
+        (`tinyedge.drivers.device.Executable.profile`).
+        """
+        arrays, outputs, addresses, symbols = self._arguments(inputs, named, out)
+        with self._lock:
+            if not self._close.alive:
+                raise InputError(CLOSED)
+            times = self._executable.profile(addresses, symbols)
+        return dict(zip(self._out_names, outputs)), times
+
+    def _arguments(
+        self, inputs: Mapping[str, Any] | None, named: dict[str, Any],
+        out: Mapping[str, Array] | None,
+    ) -> tuple[list[Array], list[Array], list[int], tuple[int, ...]]:
+        """A run's input arrays (to be kept until it ends), outputs, addresses of both, symbols."""
         if inputs is not None:
             named = self._merged(inputs, named)
         # the usual case first, in one pass; _prepared finds out what is wrong
@@ -126,11 +159,7 @@ class Model:
             outputs = self._given(out, shapes)
             addresses = [a.__array_interface__["data"][0] for a in arrays + outputs]
             self._check_overlap(arrays, outputs, addresses)
-        with self._lock:
-            if not self._close.alive:
-                raise InputError("the model is closed; load it again")
-            self._executable(addresses, symbols)
-        return dict(zip(self._out_names, outputs))
+        return arrays, outputs, addresses, symbols
 
     def close(self) -> None:
         """Gives the device back; a call that is under way ends first. May be repeated."""
@@ -305,7 +334,7 @@ class States(Mapping[str, Array]):
     def _view(self, model: Model, state: State) -> Array:
         """The state's memory; the model's lock is held."""
         if not model._close.alive:
-            raise InputError("the model is closed; load it again")
+            raise InputError(CLOSED)
         arena = np.frombuffer(model._executable.states(), np.uint8)
         assert isinstance(state.ref.size, int)  # planfile.check
         part = arena[state.ref.offset:state.ref.offset + state.ref.size]
