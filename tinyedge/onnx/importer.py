@@ -1,0 +1,501 @@
+"""From an ONNX model to the tensor IR: names, scopes, constants, dimensions, subgraphs.
+
+What an operator means is in the modules beside this one; how they are found is in `registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import onnx
+
+from .. import graph as g
+from ..dtype import DType
+from ..errors import InputError, ModelError, ShapeError, TinyedgeError, UnsupportedError
+from ..graph import Graph, Node
+from ..interpreter import Array, evaluate_constant
+from ..shape import Dim, is_static, symbol
+from .known import Known, know
+from .read import Source, array, read
+from .registry import TABLE, Context, Value, element_type
+
+Bound = int | tuple[int, int]
+FOLDED = 1 << 16
+"""Elements of a constant that is worked out while importing; larger ones are left to the passes."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One node of a model that can't be compiled.
+
+    dtype: the first input's element type, "" where unknown. reason: a sentence.
+    """
+
+    node: str
+    operator: str
+    domain: str
+    opset: int
+    dtype: str
+    reason: str
+
+
+class Missing:
+    """The value of a name whose node could not be imported (`check` goes on after it)."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+
+
+class Scope:
+    """Names visible in one graph or function.
+
+    parent: the surrounding graph's scope. opsets: domain -> version. attributes: a function's
+    actual parameters, for attributes that refer to them.
+    """
+
+    def __init__(
+        self, parent: Scope | None, opsets: Mapping[str, int],
+        attributes: Mapping[str, onnx.AttributeProto] | None = None,
+    ) -> None:
+        self.parent, self.opsets = parent, opsets
+        inherited = parent.attributes if parent and attributes is None else {}
+        self.attributes = attributes if attributes is not None else inherited
+        self.values: dict[str, Value | Missing | None] = {}
+        self.stored: dict[str, onnx.TensorProto] = {}
+
+    def chain(self) -> Iterable[Scope]:
+        s: Scope | None = self
+        while s is not None:
+            yield s
+            s = s.parent
+
+
+def domain_of(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    return {domain_of(o.domain): o.version for o in imports}
+
+
+class Importer:
+    """State of one import. `problems`: None to raise the first error, else where to collect."""
+
+    def __init__(
+        self, model: onnx.ModelProto, base: Any, problems: list[Problem] | None = None
+    ) -> None:
+        self.model, self.base, self.problems = model, base, problems
+        self.functions = {(domain_of(f.domain), f.name): f for f in model.functions}
+        self.constants: dict[Node, bool] = {}
+        self.folded: dict[Node, Array] = {}
+        self.knowledge: dict[Node, Known | None] = {}
+        self.serial = 0
+        self.types: dict[str, onnx.TypeProto] | None = None
+
+    # values
+
+    def array(self, tensor: onnx.TensorProto) -> Array:
+        element_type(tensor.data_type, f"constant '{tensor.name}'")
+        return array(tensor, self.base)
+
+    def is_constant(self, n: Node) -> bool:
+        """Whether n depends on constants only."""
+        for x in g.walk((n,)) if n not in self.constants else ():
+            if x not in self.constants:
+                self.constants[x] = x.op != "input" and is_static(x.shape) and \
+                    all(self.constants[i] for i in x.inputs)
+        return self.constants[n]
+
+    def constant(self, n: Node) -> Array | None:
+        """n's value if it is constant."""
+        if n.op == "const":
+            return n.value
+        if n not in self.folded:
+            if not self.is_constant(n):
+                known = know(n, self.knowledge)
+                if known is None or not all(isinstance(v, (int, bool)) for v in known.flat):
+                    return None
+                self.folded[n] = known.astype(n.dtype.numpy)
+            else:
+                self.folded[n] = evaluate_constant(n)
+        return self.folded[n]
+
+    def known(self, n: Node) -> Known | None:
+        """n's value if it follows from constants and shapes; elements may be symbolic."""
+        value = self.constant(n)
+        return value.astype(object) if value is not None else know(n, self.knowledge)
+
+    def fold(self, n: Node) -> Node:
+        """n, as a const if it is a small constant."""
+        if n.op in ("const", "expand") and not n.dtype.is_int:
+            return n
+        if not is_static(n.shape) or prod(n.shape) > FOLDED:  # type: ignore[arg-type]
+            return n
+        value = self.constant(n)
+        return n if value is None else g.const(value)
+
+    def lookup(self, name: str, scope: Scope) -> Value | Missing | None:
+        if not name:
+            return None
+        for s in scope.chain():
+            if name in s.values:
+                return s.values[name]
+            if name in s.stored:
+                with g.naming(name):
+                    s.values[name] = value = g.const(self.array(s.stored[name]))
+                return value
+        raise ModelError(f"value '{name}' is used but nothing gives it; the model is not valid")
+
+    def fresh(self, name: str, shape: Sequence[Dim], dtype: DType) -> Node:
+        """A new input for a graph inside the graph."""
+        self.serial += 1
+        return g.placeholder(f"{name}#{self.serial}", shape, dtype)
+
+    # graphs
+
+    def load(
+        self, dims: Mapping[str, Bound], shapes: Mapping[str, Sequence[Bound]],
+        states: Mapping[str, str],
+    ) -> Graph:
+        """The whole model."""
+        graph = self.model.graph
+        scope = Scope(None, opsets_of(self.model.opset_import))
+        self.store(graph, scope)
+        inputs = bind(graph, set(scope.stored), dims, shapes)
+        scope.values.update(inputs)
+        self.run(graph.node, scope)
+        outputs: dict[str, Node] = {}
+        for o in graph.output:
+            value = self.lookup(o.name, scope)
+            if isinstance(value, Node):
+                outputs[o.name] = value
+            elif not isinstance(value, Missing):
+                raise UnsupportedError(f"output '{o.name}' is a sequence; only tensors are given")
+        missing = [k for k, v in states.items() if k not in outputs or v not in inputs]
+        if missing:
+            raise InputError(
+                f"state {missing[0]}={states[missing[0]]}: no such output or input; there are "
+                f"outputs {list(outputs)} and inputs {list(inputs)}"
+            )
+        return Graph(inputs, outputs, dict(states), graph.name)
+
+    def store(self, graph: onnx.GraphProto, scope: Scope) -> None:
+        scope.stored = {t.name: t for t in graph.initializer}
+        for t in graph.sparse_initializer:
+            scope.values[t.values.name] = g.const(self.dense(t))
+
+    def dense(self, tensor: onnx.SparseTensorProto) -> Array:
+        import numpy as np
+
+        values, places = self.array(tensor.values), self.array(tensor.indices)
+        out = np.zeros(tuple(tensor.dims), values.dtype)
+        if places.ndim == 1:
+            out.ravel()[places] = values
+        else:
+            out[tuple(places.T)] = values
+        return out
+
+    def subgraph(
+        self, graph: onnx.GraphProto, scope: Scope, arguments: Sequence[Value]
+    ) -> list[Node]:
+        """A graph's outputs for given inputs, in terms of the surrounding graph's nodes."""
+        inner = Scope(scope, scope.opsets)
+        self.store(graph, inner)
+        inner.values.update({i.name: a for i, a in zip(graph.input, arguments)})
+        self.run(graph.node, inner)
+        outputs = []
+        for o in graph.output:
+            value = self.lookup(o.name, inner)
+            if isinstance(value, Missing):
+                raise UnsupportedError(f"it needs node '{value.node}', which can't be compiled")
+            if not isinstance(value, Node):
+                raise UnsupportedError(f"output '{o.name}' of an inner graph is not a tensor")
+            outputs.append(value)
+        return outputs
+
+    def run(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
+        """Imports nodes in order; their outputs become names of the scope."""
+        for index, proto in enumerate(nodes):
+            name = proto.name or f"{proto.op_type}_{index}"
+            inputs: list[Any] = []
+            try:
+                inputs = [self.lookup(i, scope) for i in proto.input]
+                lost = next((i for i in inputs if isinstance(i, Missing)), None)
+                if lost is not None:
+                    self.definition(proto, name, scope)
+                    raise UnsupportedError(
+                        f"not checked: it needs node '{lost.node}', which can't be compiled"
+                    )
+                with g.naming(name):
+                    values = self.node(proto, name, inputs, scope)
+            except TinyedgeError as error:
+                if self.problems is None:
+                    raise
+                self.report(proto, name, inputs, scope, str(error))
+                values = [self.stand_in(o, name) for o in proto.output]
+            for o, v in zip(proto.output, values):
+                if o:
+                    scope.values[o] = v
+
+    def definition(self, proto: onnx.NodeProto, name: str, scope: Scope) -> tuple[Any, int, Any]:
+        """(function or None, version, schema or None) of a node's operator."""
+        domain = domain_of(proto.domain)
+        opset = scope.opsets.get(domain, 0)
+        shown = f"{domain}.{proto.op_type}" if domain else proto.op_type
+        where = f"node '{name}' ({shown}, opset {opset})"
+        if (domain, proto.op_type) in self.functions:
+            return None, 0, None
+        try:
+            schema = onnx.defs.get_schema(proto.op_type, max(opset, 1), domain)
+        except onnx.defs.SchemaError:
+            schema = None
+        versions = TABLE.get((domain, proto.op_type), {})
+        if schema is not None:
+            version = schema.since_version
+            if version in versions:
+                return versions[version], version, schema
+            if schema.has_function or schema.has_context_dependent_function:
+                return None, version, schema
+        elif versions and domain:
+            version = max(versions)
+            return versions[version], version, None
+        if versions and schema is not None:
+            raise UnsupportedError(
+                f"{where}: the operator's definition of opset {schema.since_version} is not "
+                f"supported; those of opsets {sorted(versions)} are"
+            )
+        raise UnsupportedError(f"{where}: the operator is not supported")
+
+    def node(
+        self, proto: onnx.NodeProto, name: str, inputs: list[Value | None], scope: Scope
+    ) -> list[Value | None]:
+        """One node's outputs."""
+        domain = domain_of(proto.domain)
+        function, version, schema = self.definition(proto, name, scope)
+        attributes = {}
+        for a in proto.attribute:
+            if not a.ref_attr_name:
+                attributes[a.name] = a
+            elif a.ref_attr_name in scope.attributes:
+                attributes[a.name] = scope.attributes[a.ref_attr_name]
+        opset = scope.opsets.get(domain, version)
+        if function is None:
+            body = self.functions.get((domain, proto.op_type)) or \
+                body_of(schema, proto, attributes, inputs, opset)
+            return self.call(body, schema, attributes, inputs, scope)
+        defaults = {} if schema is None else {
+            k: a.default_value for k, a in schema.attributes.items() if a.default_value.type
+        }
+        c = Context(self, scope, proto, name, version, opset, attributes, defaults)
+        try:
+            out = function(c, *inputs)
+        except TinyedgeError as error:
+            text = str(error).removeprefix(f"node '{name}': ")
+            raise type(error)(text if str(c) in text else f"{c}: {text}") from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ModelError(f"{c}: its inputs or attributes don't fit it: {error}") from error
+        c.refuse_unread()
+        outs: list[Any] = list(out) if isinstance(out, list) else [out]
+        if len(outs) < max((i + 1 for i, w in enumerate(c.wanted) if w), default=0):
+            c.refuse(f"only its first {len(outs)} outputs are supported")
+        return [self.fold(o) if isinstance(o, Node) else o for o in outs]
+
+    def call(
+        self, body: onnx.FunctionProto, schema: Any,
+        attributes: Mapping[str, onnx.AttributeProto], inputs: list[Value | None], scope: Scope,
+    ) -> list[Value | None]:
+        """The outputs of a function made of other operators."""
+        actual = {a.name: a for a in body.attribute_proto}
+        if schema is not None:
+            actual.update({
+                k: a.default_value for k, a in schema.attributes.items() if a.default_value.type
+            })
+        actual.update(attributes)
+        inner = Scope(None, opsets_of(body.opset_import) or scope.opsets, actual)
+        padded = [*inputs, *[None] * (len(body.input) - len(inputs))]
+        inner.values.update(zip(body.input, padded))
+        self.run(body.node, inner)
+        return [self.lookup(o, inner) for o in body.output]  # type: ignore[misc]
+
+    # going on after a problem
+
+    def report(
+        self, proto: onnx.NodeProto, name: str, inputs: list[Any], scope: Scope, reason: str
+    ) -> None:
+        assert self.problems is not None
+        domain = domain_of(proto.domain)
+        kind = next((i.dtype.name for i in inputs if isinstance(i, Node)), "")
+        opset = scope.opsets.get(domain, 0)
+        self.problems.append(Problem(name, proto.op_type, domain, opset, kind, reason))
+
+    def stand_in(self, name: str, node: str) -> Value | Missing:
+        """A placeholder of the type that shape inference finds for `name`, if it does."""
+        if self.types is None:
+            try:
+                inferred = onnx.shape_inference.infer_shapes(self.model).graph
+                values = [*inferred.value_info, *inferred.output]
+                self.types = {v.name: v.type for v in values}
+            except Exception:  # a broken model is reported node by node
+                self.types = {}
+        kind = self.types.get(name)
+        if kind is None or not kind.HasField("tensor_type") or \
+                not kind.tensor_type.HasField("shape"):
+            return Missing(node)
+        shape = [d.dim_value for d in kind.tensor_type.shape.dim]
+        if any(d <= 0 for d in shape):
+            return Missing(node)
+        try:
+            return self.fresh(name, shape, element_type(kind.tensor_type.elem_type, ""))
+        except UnsupportedError:
+            return Missing(node)
+
+
+def body_of(
+    schema: Any, proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto],
+    inputs: list[Value | None], opset: int,
+) -> onnx.FunctionProto:
+    """The function that an operator's definition consists of."""
+    if not schema.has_context_dependent_function:
+        versions = [v for v in schema.function_opset_versions if v <= opset]
+        body = schema.get_function_with_opset_version(max(versions)) if versions else \
+            schema.function_body.SerializeToString()
+    else:
+        types = []
+        for x in inputs:
+            kind = onnx.TypeProto()
+            if isinstance(x, Node):
+                dims = [d if isinstance(d, int) else str(d) for d in x.shape]
+                number = onnx.helper.np_dtype_to_tensor_dtype(x.dtype.numpy)
+                kind = onnx.helper.make_tensor_type_proto(number, dims)
+            types.append(kind.SerializeToString())
+        plain = onnx.NodeProto()
+        plain.CopyFrom(proto)
+        del plain.attribute[:]
+        plain.attribute.extend(attributes.values())
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+        body = schema.get_context_dependent_function_with_opset_version(
+            max(versions or schema.context_dependent_function_opset_versions),
+            plain.SerializeToString(), types,
+        )
+    out = onnx.FunctionProto()
+    out.ParseFromString(body)
+    return out
+
+
+# dimensions of inputs
+
+def bind(
+    graph: onnx.GraphProto, stored: set[str], dims: Mapping[str, Bound],
+    shapes: Mapping[str, Sequence[Bound]],
+) -> dict[str, Node]:
+    """The graph's inputs with every dimension an int or a bounded symbol."""
+    given = {i.name: i for i in graph.input if i.name not in stored}
+    unknown = [k for k in shapes if k not in given]
+    if unknown:
+        raise InputError(f"--shape {unknown[0]}=...: no such input; there are {list(given)}")
+    names = {d.dim_param for i in given.values() for d in _dims(i) or () if d.dim_param}
+    unknown = [k for k in dims if k not in names]
+    if unknown:
+        there = f"there are {sorted(names)}" if names else "the model has none"
+        raise InputError(f"--dim {unknown[0]}=...: no such dimension; {there}")
+    bound = {k: _dimension(k, v, f"--dim {k}") for k, v in dims.items()}
+    for name, wanted in shapes.items():
+        declared = _dims(given[name])
+        if declared is None:
+            continue
+        if len(declared) != len(wanted):
+            raise ShapeError(
+                f"--shape {name}: {len(wanted)} dimensions are given, the input has {len(declared)}"
+            )
+        for axis, (d, v) in enumerate(zip(declared, wanted)):
+            if d.dim_param:
+                new = _dimension(d.dim_param, v, f"--shape {name}")
+                if bound.setdefault(d.dim_param, new) is not new:
+                    raise ShapeError(
+                        f"--shape {name}: dimension '{d.dim_param}' is {new} here and "
+                        f"{bound[d.dim_param]} elsewhere"
+                    )
+            elif d.HasField("dim_value") and d.dim_value >= 0 and d.dim_value != v:
+                raise ShapeError(
+                    f"--shape {name}: dimension {axis} is {v}, but the model fixes it to "
+                    f"{d.dim_value}"
+                )
+    return {k: _input(i, bound, shapes.get(k)) for k, i in given.items()}
+
+
+def _dims(i: onnx.ValueInfoProto) -> Sequence[Any] | None:
+    kind = i.type.tensor_type
+    return kind.shape.dim if kind.HasField("shape") else None
+
+
+def _dimension(name: str, value: Bound, flag: str) -> Dim:
+    low, high = value if isinstance(value, tuple) else (value, value)
+    if low < 0 or high < low:
+        raise InputError(f"{flag}: {low}..{high} is not a range of sizes")
+    return low if low == high else symbol(name, low, high)
+
+
+def _input(
+    i: onnx.ValueInfoProto, bound: Mapping[str, Dim], wanted: Sequence[Bound] | None
+) -> Node:
+    if not i.type.HasField("tensor_type"):
+        raise UnsupportedError(f"input '{i.name}' is not a tensor")
+    kind = element_type(i.type.tensor_type.elem_type, f"input '{i.name}'")
+    declared = _dims(i)
+    if declared is None:
+        if wanted is None:
+            raise ShapeError(f"input '{i.name}' has no shape; give it by --shape {i.name}=...")
+        declared = [onnx.TensorShapeProto.Dimension() for _ in wanted]
+    shape: list[Dim] = []
+    for axis, d in enumerate(declared):
+        if d.dim_param and d.dim_param in bound:
+            shape.append(bound[d.dim_param])
+        elif not d.dim_param and d.HasField("dim_value") and d.dim_value >= 0:
+            shape.append(d.dim_value)
+        elif wanted is not None:
+            shape.append(_dimension(f"{i.name}.{axis}", wanted[axis], f"--shape {i.name}"))
+        elif d.dim_param:
+            raise ShapeError(
+                f"input '{i.name}': dimension '{d.dim_param}' is not bound; use "
+                f"--dim {d.dim_param}=N or --shape {i.name}=..."
+            )
+        else:
+            raise ShapeError(
+                f"input '{i.name}': dimension {axis} has no size and no name; use "
+                f"--shape {i.name}=..."
+            )
+    return g.placeholder(i.name, shape, kind)
+
+
+# the module's two entry points
+
+def load(
+    source: Source, dims: Mapping[str, Bound] | None = None,
+    shapes: Mapping[str, Sequence[Bound]] | None = None,
+    states: Mapping[str, str] | None = None,
+) -> Graph:
+    """A model as a tensor graph.
+
+    source: a path, a file's bytes or a ModelProto. dims: named dimension -> size or (low, high).
+    shapes: input -> its dimensions. states: output -> the input that it feeds in the next run.
+    ModelError: not a valid model; UnsupportedError: an operator or attribute; ShapeError: an
+    unbound dimension or shapes that don't fit; InputError: dims, shapes or states name what the
+    model has not.
+    """
+    model, base = read(source)
+    graph = Importer(model, base).load(dims or {}, shapes or {}, states or {})
+    return g.validate(graph)
+
+
+def check(
+    source: Source, dims: Mapping[str, Bound] | None = None,
+    shapes: Mapping[str, Sequence[Bound]] | None = None,
+) -> list[Problem]:
+    """Every node that can't be imported. Errors of the file and of its inputs are raised."""
+    model, base = read(source)
+    problems: list[Problem] = []
+    Importer(model, base, problems).load(dims or {}, shapes or {}, {})
+    return problems
