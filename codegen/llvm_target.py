@@ -53,6 +53,59 @@ def parse_target(text: str) -> CpuTarget:
                      f"{', '.join(sorted(LEVELS))}")
 
 
+HALF = """
+define float @__extendhfsf2(half %h) nounwind {
+  %b = bitcast half %h to i16
+  %w = zext i16 %b to i32
+  %s = and i32 %w, 32768
+  %sign = shl i32 %s, 16
+  %em = and i32 %w, 32767
+  %up = shl i32 %em, 13
+  %f = bitcast i32 %up to float
+  %scaled = fmul float %f, 0x46F0000000000000
+  %n = bitcast float %scaled to i32
+  %special = icmp uge i32 %em, 31744
+  %inf = or i32 %up, 2139095040
+  %r = select i1 %special, i32 %inf, i32 %n
+  %all = or i32 %r, %sign
+  %out = bitcast i32 %all to float
+  ret float %out
+}
+
+define half @__truncsfhf2(float %x) nounwind {
+  %w = bitcast float %x to i32
+  %a = and i32 %w, 2147483647
+  %s = lshr i32 %w, 16
+  %sign = and i32 %s, 32768
+  %shift = lshr i32 %a, 13
+  %lsb = and i32 %shift, 1
+  %r1 = add i32 %a, -939520001
+  %r2 = add i32 %r1, %lsb
+  %normal = lshr i32 %r2, 13
+  %af = bitcast i32 %a to float
+  %tiny1 = fadd float %af, 5.000000e-01
+  %tiny2 = bitcast float %tiny1 to i32
+  %tiny = add i32 %tiny2, -1056964608
+  %is.tiny = icmp ult i32 %a, 947912704
+  %v1 = select i1 %is.tiny, i32 %tiny, i32 %normal
+  %is.big = icmp uge i32 %a, 1199570944
+  %v2 = select i1 %is.big, i32 31744, i32 %v1
+  %is.nan = icmp ugt i32 %a, 2139095040
+  %v3 = select i1 %is.nan, i32 32256, i32 %v2
+  %all = or i32 %v3, %sign
+  %t = trunc i32 %all to i16
+  %out = bitcast i16 %t to half
+  ret half %out
+}
+"""
+"""float16 conversions for processors without F16C, under the names that LLVM calls."""
+
+
+def support_ir(target: CpuTarget) -> list[str]:
+    """Texts to compile with a plan's kernels: what LLVM may call on this target."""
+    return [HALF] if target.cpu == "x86-64-v2" else []
+
+
 @cache
 def host_arch() -> str:
     """The best ARCH that this machine runs."""

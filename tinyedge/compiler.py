@@ -724,10 +724,11 @@ class _Compiler:
     def assemble(self) -> tuple[bytes, dict[str, int]]:
         """Object code of every kernel and of the executor, linked into one image."""
         from .codegen.link.elf import link
+        from .codegen.llvm_target import support_ir
         from .codegen.objects import compile_all
         from .drivers.cpu.executor import executor_ir
 
-        texts = [*self.texts, executor_ir(self.target.arch)]
+        texts = [*self.texts, executor_ir(self.target.arch), *support_ir(self.target)]
         objects = compile_all(texts, self.target, self.cache, self.progress)
         image = link(objects, page=65536 if self.target.arch == "aarch64" else 4096)
         return image.code, image.entries

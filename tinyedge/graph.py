@@ -18,7 +18,7 @@ of the node's identity. A dimension is an int or a symbolic expression with boun
                  contract reduce maps                        see below
     views        reshape | permute order | expand | slice begin step | pad low high value
     joining      concat axis | gather axis | scatter axis kind
-    order        sort axis descending                        stable; gives int64 positions
+    order        sort axis descending                        stable, nan last; gives positions
     control      if then else | loop body carried limit | result index
 
 Evaluation

@@ -335,6 +335,8 @@ def _sort(f: _Frame, n: Node, x: Array) -> Array:
     axis = n["axis"]
     if not n["descending"]:
         return np.argsort(x, axis=axis, kind="stable")
+    if x.dtype.kind == "f":
+        return np.argsort(-x, axis=axis, kind="stable")  # nan stays last
     # equal elements keep their order when a reversed ascending order is read backwards
     order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
     return x.shape[axis] - 1 - np.flip(order, axis)

@@ -202,19 +202,24 @@ class CpuExecutable:
         return row
 
     def _emit(self, steps: Sequence[Step], rows: list[list[int]]) -> None:
-        serial = False  # since all threads met, only the first has worked
+        # since all threads met, only the first has worked: it need not wait for itself, but the
+        # others owe the meeting that it left out
+        serial = owed = False
         for s in steps:
             if isinstance(s, Launch):
                 one = s.grid == 1
+                skip = one and serial
+                wait = not skip and (s.sync or owed)
+                owed = skip and (owed or s.sync)
+                serial = one and (serial or wait)
                 self.numbers.append(len(rows))
-                self._row(rows, x.LAUNCH, s.buffers, s.grid, s.sync and not (serial and one),
+                self._row(rows, x.LAUNCH, s.buffers, s.grid, wait,
                           self.base + self.plan.kernels[s.kernel].entry, s.scalars)
-                serial = one and (serial or s.sync)
             elif isinstance(s, Copy):
                 self.numbers.append(len(rows))
                 self._row(rows, x.MOVE if _overlap(s) else x.COPY, (s.target, s.source),
-                          s.source.size, s.sync)
-                serial = False
+                          s.source.size, s.sync or owed)
+                serial = owed = False
             elif isinstance(s, If):
                 self.numbers.append(len(rows))
                 test = self._row(rows, x.BRANCH_IF_ZERO, (s.cond,))
@@ -223,7 +228,7 @@ class CpuExecutable:
                 test[x.TARGET] = len(rows)
                 self._emit(s.other, rows)
                 over[x.TARGET] = len(rows)
-                serial = False
+                serial = owed = False
             else:
                 symbol = self.names.index(s.symbol)
                 self._row(rows, x.SET_ZERO, amount=symbol, wait=False)
@@ -235,7 +240,7 @@ class CpuExecutable:
                 self._row(rows, x.INCREMENT, amount=symbol, wait=False)
                 self._row(rows, x.JUMP, wait=False)[x.TARGET] = start
                 first[x.TARGET] = second[x.TARGET] = len(rows)
-                serial = False
+                serial = owed = False
 
     # running
 
