@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +72,24 @@ def if_(c: Context, condition: Node) -> list[Node]:
     value = c.constant(condition)
     if value is not None:
         return c.importer.subgraph(then if value.any() else other, c.scope, [])
-    known = {
+    around = {
         n for s in c.scope.chain() for v in s.values.values()
         for n in (v if isinstance(v, tuple) else (v,)) if isinstance(n, Node)
     }
-    results = [c.importer.subgraph(b, c.scope, []) for b in (then, other)]
-    (first, second), captures = close((), results, c.importer, known.__contains__)
-    return g.if_(g.reshape(condition, ()), first, second, captures)
+    results = [c.importer.branch(b, c.scope) for b in (then, other)]
+    first, second = (r if isinstance(r, list) else _never(c, r, other)
+                     for r, other in zip(results, reversed(results)))
+    graphs, captures = close((), (first, second), c.importer, around.__contains__)
+    return g.if_(g.reshape(condition, ()), *graphs, captures)
+
+
+def _never(c: Context, error: ShapeError, other: list[Node] | ShapeError) -> list[Node]:
+    """What a branch gives that can't run with the inputs' shapes: nan, like the other's outputs."""
+    if not isinstance(other, list) or not all(n.dtype.is_float for n in other):
+        raise error
+    warnings.warn(f"{c}: one branch can't run with these shapes and gives nan: {error}",
+                  stacklevel=2)
+    return [g.full(n.shape, np.nan, n.dtype) for n in other]
 
 
 @op("Loop", *VERSIONS)

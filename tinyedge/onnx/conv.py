@@ -80,7 +80,7 @@ def window(c: Context, sizes: Sequence[Dim], kernel: Sequence[int], ceil: bool =
                 out -= (out - 1) * s >= d + low
                 extra = max((out - 1) * s - room, 0)
         if isinstance(out, int) and out < 0 or isinstance(room, int) and room < 0 and not ceil:
-            c.refuse(f"a window of {reach} does not fit dimension {2 + i} of size {d}")
+            c.misfit(f"a window of {reach} does not fit dimension {2 + i} of size {d}")
         lows.append(low)
         highs.append(high)
         extras.append(extra)
@@ -124,7 +124,7 @@ def conv(c: Context, x: Node, w: Node) -> Node:
     if len(kernel) != w.rank - 2 or given is not None and list(given) != kernel:
         c.refuse(f"attribute 'kernel_shape' is {given}, the weights have {w.shape}")
     if x.rank != w.rank or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
-        c.refuse(f"weights {w.shape} in {groups} groups do not fit the input {x.shape}")
+        c.misfit(f"weights {w.shape} in {groups} groups do not fit the input {x.shape}")
     win = window(c, x.shape[2:], kernel)
     return convolve(pad_last(x, *win.pads), w, win, groups)
 
@@ -180,7 +180,7 @@ def conv_transpose(c: Context, x: Node, w: Node, b: Node | None = None) -> Node:
         c.refuse(f"attribute 'kernel_shape' is {given}, the weights have {w.shape}")
     sizes = [d for d in kernel if isinstance(d, int)]
     if x.rank != w.rank or len(sizes) != n or x.shape[1] != w.shape[0]:
-        c.refuse(f"weights {w.shape} do not fit the input {x.shape}")
+        c.misfit(f"weights {w.shape} do not fit the input {x.shape}")
     reach = [(k - 1) * e + 1 for k, e in zip(sizes, dilation)]
     low, high = _transposed_pads(c, x.shape[2:], stride, reach)
 

@@ -17,7 +17,7 @@ from ..dtype import DType
 from ..errors import InputError, ModelError, ShapeError, TinyedgeError, UnsupportedError
 from ..graph import Graph, Node
 from ..interpreter import Array, evaluate_constant
-from ..shape import Dim, is_static, symbol
+from ..shape import Dim, is_static, same, symbol
 from .known import Known, know
 from .read import Source, array, read
 from .registry import TABLE, Context, Value, element_type
@@ -93,6 +93,7 @@ class Importer:
         self.folded: dict[Node, Array] = {}
         self.knowledge: dict[Node, Known | None] = {}
         self.serial = 0
+        self.symbolic = False
         self.types: dict[str, onnx.TypeProto] | None = None
 
     # values
@@ -103,10 +104,15 @@ class Importer:
 
     def is_constant(self, n: Node) -> bool:
         """Whether n depends on constants only."""
-        for x in g.walk((n,)) if n not in self.constants else ():
-            if x not in self.constants:
+        stack = [n]
+        while stack:
+            x = stack[-1]
+            todo = [i for i in x.inputs if i not in self.constants]
+            if not todo or x in self.constants:
+                stack.pop()
                 self.constants[x] = x.op != "input" and is_static(x.shape) and \
                     all(self.constants[i] for i in x.inputs)
+            stack.extend(todo)
         return self.constants[n]
 
     def constant(self, n: Node) -> Array | None:
@@ -166,6 +172,7 @@ class Importer:
         self.store(graph, scope)
         inputs = bind(graph, set(scope.stored), dims, shapes)
         scope.values.update(inputs)
+        self.symbolic = not all(is_static(x.shape) for x in inputs.values())
         self.run(graph.node, scope)
         outputs: dict[str, Node] = {}
         for o in graph.output:
@@ -215,6 +222,23 @@ class Importer:
                 raise UnsupportedError(f"output '{o.name}' of an inner graph is not a tensor")
             outputs.append(value)
         return outputs
+
+    def branch(self, graph: onnx.GraphProto, scope: Scope) -> list[Node] | ShapeError:
+        """A conditional graph's outputs, or why it can't run with the inputs' shapes."""
+        problems, self.problems = self.problems, None
+        try:
+            return self.subgraph(graph, scope, [])
+        except ShapeError as error:
+            if not self.symbolic:
+                return error
+            if problems is None:
+                raise
+        except TinyedgeError:
+            if problems is None:
+                raise
+        finally:
+            self.problems = problems
+        return self.subgraph(graph, scope, [])
 
     def run(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Imports nodes in order; their outputs become names of the scope."""
@@ -285,7 +309,7 @@ class Importer:
         if function is None:
             body = self.functions.get((domain, proto.op_type)) or \
                 body_of(schema, proto, attributes, inputs, opset)
-            return self.call(body, schema, attributes, inputs, scope)
+            return self.call(body, schema, attributes, inputs, proto.output, scope)
         defaults = {} if schema is None else {
             k: a.default_value for k, a in schema.attributes.items() if a.default_value.type
         }
@@ -305,7 +329,8 @@ class Importer:
 
     def call(
         self, body: onnx.FunctionProto, schema: Any,
-        attributes: Mapping[str, onnx.AttributeProto], inputs: list[Value | None], scope: Scope,
+        attributes: Mapping[str, onnx.AttributeProto], inputs: list[Value | None],
+        wanted: Sequence[str], scope: Scope,
     ) -> list[Value | None]:
         """The outputs of a function made of other operators."""
         actual = {a.name: a for a in body.attribute_proto}
@@ -314,11 +339,13 @@ class Importer:
                 k: a.default_value for k, a in schema.attributes.items() if a.default_value.type
             })
         actual.update(attributes)
-        inner = Scope(None, opsets_of(body.opset_import) or scope.opsets, actual)
+        inner = Scope(None, {**scope.opsets, **opsets_of(body.opset_import)}, actual)
         padded = [*inputs, *[None] * (len(body.input) - len(inputs))]
         inner.values.update(zip(body.input, padded))
         self.run(body.node, inner)
-        return [self.lookup(o, inner) for o in body.output]  # type: ignore[misc]
+        return [  # type: ignore[misc]
+            self.lookup(o, inner) if w else None for o, w in zip(body.output, wanted)
+        ]
 
     # going on after a problem
 
@@ -396,7 +423,7 @@ def bind(
     unknown = [k for k in shapes if k not in given]
     if unknown:
         raise InputError(f"--shape {unknown[0]}=...: no such input; there are {list(given)}")
-    names = {d.dim_param for i in given.values() for d in _dims(i) or () if d.dim_param}
+    names = {_name(d) for i in given.values() for d in _dims(i) or ()} - {""}
     unknown = [k for k in dims if k not in names]
     if unknown:
         there = f"there are {sorted(names)}" if names else "the model has none"
@@ -411,12 +438,13 @@ def bind(
                 f"--shape {name}: {len(wanted)} dimensions are given, the input has {len(declared)}"
             )
         for axis, (d, v) in enumerate(zip(declared, wanted)):
-            if d.dim_param:
-                new = _dimension(d.dim_param, v, f"--shape {name}")
-                if bound.setdefault(d.dim_param, new) is not new:
+            label = _name(d)
+            if label:
+                new = _dimension(label, v, f"--shape {name}")
+                if not same(bound.setdefault(label, new), new):
                     raise ShapeError(
-                        f"--shape {name}: dimension '{d.dim_param}' is {new} here and "
-                        f"{bound[d.dim_param]} elsewhere"
+                        f"--shape {name}: dimension '{label}' is {new} here and {bound[label]} "
+                        "elsewhere"
                     )
             elif d.HasField("dim_value") and d.dim_value >= 0 and d.dim_value != v:
                 raise ShapeError(
@@ -424,6 +452,11 @@ def bind(
                     f"{d.dim_value}"
                 )
     return {k: _input(i, bound, shapes.get(k)) for k, i in given.items()}
+
+
+def _name(d: Any) -> str:
+    """A dimension's name; "?" is what some exporters write for none."""
+    return "" if d.dim_param == "?" else str(d.dim_param)
 
 
 def _dims(i: onnx.ValueInfoProto) -> Sequence[Any] | None:
@@ -451,16 +484,16 @@ def _input(
         declared = [onnx.TensorShapeProto.Dimension() for _ in wanted]
     shape: list[Dim] = []
     for axis, d in enumerate(declared):
-        if d.dim_param and d.dim_param in bound:
-            shape.append(bound[d.dim_param])
+        if _name(d) in bound:
+            shape.append(bound[_name(d)])
         elif not d.dim_param and d.HasField("dim_value") and d.dim_value >= 0:
             shape.append(d.dim_value)
         elif wanted is not None:
             shape.append(_dimension(f"{i.name}.{axis}", wanted[axis], f"--shape {i.name}"))
-        elif d.dim_param:
+        elif _name(d):
             raise ShapeError(
-                f"input '{i.name}': dimension '{d.dim_param}' is not bound; use "
-                f"--dim {d.dim_param}=N or --shape {i.name}=..."
+                f"input '{i.name}': dimension '{_name(d)}' is not bound; use --dim {_name(d)}=N "
+                f"or --shape {i.name}=..."
             )
         else:
             raise ShapeError(

@@ -52,7 +52,7 @@ def matmul(c: Context, a: Node, b: Node, flip_a: bool = False, flip_b: bool = Fa
         right[-2:] = column, inner
     if not a.rank or not b.rank or \
             not same(a.shape[left.index(inner)], b.shape[right.index(inner)]):
-        c.refuse(f"shapes {a.shape} and {b.shape} can't be multiplied")
+        c.misfit(f"shapes {a.shape} and {b.shape} can't be multiplied")
     out: list[Letter] = [*batch, *([row] if a.rank > 1 else []), *([column] if b.rank > 1 else [])]
     return einsum(a, b, left, right, out)
 
@@ -83,7 +83,7 @@ def gemm(c: Context, a: Node, b: Node, bias: Node | None = None) -> Node:
     alpha, beta = c.attr("alpha"), c.attr("beta")
     c.ignore("broadcast")
     if a.rank != 2 or b.rank != 2:
-        c.refuse(f"shapes {a.shape} and {b.shape} are not matrices")
+        c.misfit(f"shapes {a.shape} and {b.shape} are not matrices")
     out = matmul(c, a, b, bool(c.attr("transA")), bool(c.attr("transB")))
     if alpha != 1:
         out = scaled(out, alpha)
@@ -104,7 +104,7 @@ def _einsum(c: Context, *xs: Node) -> Node:
     most = max([r for r, t in zip(rests, terms) if "..." in t], default=0)
     named = [_spell(t, r, most) for t, r in zip(terms, rests)]
     if any(len(t) != x.rank for t, x in zip(named, xs)):
-        c.refuse(f"attribute 'equation' is '{equation}', which does not fit the inputs' ranks")
+        c.misfit(f"attribute 'equation' is '{equation}', which does not fit the inputs' ranks")
     if arrow:
         out = _spell(_letters(target), most, most)
     else:

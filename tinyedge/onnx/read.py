@@ -25,7 +25,7 @@ LFS = b"version https://git-lfs.github.com/spec/"
 def read(source: Source) -> tuple[onnx.ModelProto, Path | None]:
     """The model, checked, and the folder that its external data lie in (None: no folder)."""
     if isinstance(source, onnx.ModelProto):
-        _check(source, "the model", None)
+        _check(source, "the model")
         return source, None
     if isinstance(source, bytes):
         what, data, path = "the model", source, None
@@ -58,7 +58,7 @@ def read(source: Source) -> tuple[onnx.ModelProto, Path | None]:
         raise ModelError(f"{what} is not an ONNX model; give the path of an .onnx file")
     if not model.HasField("graph"):
         raise ModelError(f"{what} has no graph; the file is cut off or was written wrongly")
-    _check(model, what, path)
+    _check(model, what, data)
     return model, path.parent if path else None
 
 
@@ -93,8 +93,8 @@ def _extent(data: bytes) -> tuple[int, int]:
     return start, at
 
 
-def _check(model: onnx.ModelProto, what: str, path: Path | None) -> None:
-    """Structure, opsets, and every node against its operator's definition."""
+def _check(model: onnx.ModelProto, what: str, data: bytes | None = None) -> None:
+    """Structure, opsets, and every node against its operator's definition. `data`: the file."""
     if not model.opset_import:
         raise ModelError(f"{what} imports no opset; it was written wrongly")
     for entry in model.opset_import:
@@ -106,9 +106,12 @@ def _check(model: onnx.ModelProto, what: str, path: Path | None) -> None:
             )
     if any(map(is_external, tensors(model))):
         return  # the checker would look for the files in its own way; `array` checks them
-    version, model.ir_version = model.ir_version, min(model.ir_version, onnx.IR_VERSION)
+    version = model.ir_version
+    if version > onnx.IR_VERSION:
+        # a newer format is fine as long as its operators are known
+        model.ir_version, data = onnx.IR_VERSION, None
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(data if data is not None else model)
     except onnx.checker.ValidationError as error:
         text = str(error).split("\n\n==>")[0].strip().splitlines()
         if "No Op registered" in str(error) or "deprecated" in str(error):

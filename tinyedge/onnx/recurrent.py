@@ -33,7 +33,7 @@ Step = Callable[[Node, list[Node]], list[Node]]
 
 def activations(c: Context, default: Sequence[str], directions: int) -> list[list[Activation]]:
     """For each direction its functions, with their parameters bound."""
-    names = c.attr("activations") or list(default) * directions
+    names = c.attr("activations") if c.has("activations") else list(default) * directions
     alphas = iter(c.attr("activation_alpha") or [])
     betas = iter(c.attr("activation_beta") or [])
 

@@ -23,7 +23,7 @@ import onnx
 
 from .. import graph as g
 from ..dtype import INT64, DType, dtype_of
-from ..errors import UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from ..graph import Node
 from ..shape import Dim, Shape
 
@@ -86,6 +86,10 @@ class Context:
     def refuse(self, reason: str) -> NoReturn:
         """Raises UnsupportedError for this node."""
         raise UnsupportedError(f"{self}: {reason}")
+
+    def misfit(self, reason: str) -> NoReturn:
+        """Raises ShapeError for this node."""
+        raise ShapeError(f"{self}: {reason}")
 
     # attributes
 

@@ -32,7 +32,8 @@ def positions(
     """Where each output pixel lies among the input's, by the coordinate transformation."""
     x = np.arange(out, dtype=np.float64)
     if mode == "align_corners":
-        return x * (size - 1) / (out - 1) if out > 1 else np.zeros(out)
+        # the resized length is the exact one, before it is cut down to whole pixels
+        return x * (size - 1) / (scale * size - 1) if out > 1 else np.zeros(out)
     if mode == "asymmetric":
         return x / scale
     if mode == "tf_half_pixel_for_nn":

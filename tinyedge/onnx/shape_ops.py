@@ -78,7 +78,7 @@ def eye_like(c: Context, x: Node) -> Node:
 
 @op("OneHot", 9, 11, 28)
 def one_hot(c: Context, index: Node, depth: Node, values: Node) -> Node:
-    n = c.dims(depth, "input 1 (depth)")[0]
+    n = c.dims(g.cast(depth, INT64), "input 1 (depth)")[0]
     axis = g.normal_axis(c.attr("axis"), index.rank + 1)
     spread = (*index.shape[:axis], 1, *index.shape[axis:])
     shape = (*index.shape[:axis], n, *index.shape[axis:])
@@ -135,7 +135,7 @@ def squeeze(c: Context, x: Node, axes: Node | None = None) -> Node:
     over = {g.normal_axis(a, x.rank) for a in given}
     for a in over:
         if not same(x.shape[a], 1):
-            c.refuse(f"dimension {a} has size {x.shape[a]}; only a dimension of size 1 can go")
+            c.misfit(f"dimension {a} has size {x.shape[a]}; only a dimension of size 1 can go")
     return g.reshape(x, [d for i, d in enumerate(x.shape) if i not in over])
 
 
@@ -231,7 +231,7 @@ def split(c: Context, x: Node, sizes: Node | None = None) -> list[Node]:
         each = -(-total // n) if c.version >= 18 else total // n
         given = [max(min(each, total - each * i), 0) for i in range(n)]
     if isinstance(x.shape[axis], int) and sum(given) != x.shape[axis]:
-        c.refuse(f"parts of sizes {given} do not make up dimension {axis} of size {x.shape[axis]}")
+        c.misfit(f"parts of sizes {given} do not make up dimension {axis} of size {x.shape[axis]}")
     return parts(x, axis, given)
 
 
@@ -383,7 +383,7 @@ def gather(c: Context, x: Node, index: Node) -> Node:
         if isinstance(n, int):
             at = np.where(at < 0, at + n, at)
             if at.min() < 0 or at.max() >= n:
-                c.refuse(f"input 1 (indices) leaves dimension {axis} of size {n}")
+                c.misfit(f"input 1 (indices) leaves dimension {axis} of size {n}")
             line = bool(np.all(np.diff(at) == step)) and step != 0
         if line and at.min() >= 0 and at.max() < lift(n).lo:
             y = g.narrow(x, axis, int(at[0]), at.size, step)

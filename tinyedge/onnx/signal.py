@@ -40,9 +40,18 @@ def transform(x: Node, axis: int, points: int, rows: int, inverse: bool) -> Node
 def dft(c: Context, x: Node, axis: int, length: Node | None) -> Node:
     inverse, half = bool(c.attr("inverse")), bool(c.attr("onesided"))
     (n,) = static((x.shape[axis],), str(c))
+    if half and inverse:
+        n = 2 * (n - 1)
     points = n if length is None else c.ints(length, "input 1 (dft_length)")[0]
     if half and inverse:
-        c.refuse("attributes 'onesided' and 'inverse' together are not supported")
+        # the missing half of the spectrum is the conjugate of what is there, read backwards
+        x = g.pad(x, *([0] * x.rank, [points // 2 + 1 - int(d) if i == axis else 0
+                                      for i, d in enumerate(x.shape)]))
+        back = g.narrow(x, axis, (points - 1) // 2, (points - 1) // 2, -1)
+        sign = g.const(np.array([1, -1], x.dtype.numpy))
+        x = g.concat([x, g.mul(back, sign)], axis)
+        out = transform(x, axis, points, points, True)
+        return g.narrow(out, out.rank - 1, 0, 1)
     return transform(x, axis, points, points // 2 + 1 if half else points, inverse)
 
 
