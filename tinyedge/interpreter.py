@@ -256,7 +256,7 @@ def _product(a: Array, b: Array, rank: int, extents: tuple[int, ...]) -> Array:
                  x.shape[len(both) + len(rows):]]
         return x.reshape([math.prod(s) for s in sizes])
 
-    out = np.matmul(matrix(a, left, over), matrix(b, over, right))
+    out: Array = np.matmul(matrix(a, left, over), matrix(b, over, right))
     order = [*both, *left, *right]
     out = out.reshape([max(a.shape[i], b.shape[i]) for i in order] + [1] * (rank - len(order)))
     order += [i for i in range(rank) if i not in order]
@@ -338,8 +338,9 @@ def _sort(f: _Frame, n: Node, x: Array) -> Array:
     if x.dtype.kind == "f":
         return np.argsort(-x, axis=axis, kind="stable")  # nan stays last
     # equal elements keep their order when a reversed ascending order is read backwards
-    order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
-    return x.shape[axis] - 1 - np.flip(order, axis)
+    order: Array = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
+    out: Array = x.shape[axis] - 1 - np.flip(order, axis)
+    return out
 
 
 # control flow: a value of these is a list of results
@@ -371,4 +372,5 @@ def _loop(f: _Frame, n: Node, trips: Array, cond: Array, *rest: Array) -> list[A
 
 @rule("result")
 def _result(f: _Frame, n: Node, results: list[Array]) -> Array:
-    return results[n["index"]]
+    index: int = n["index"]
+    return results[index]

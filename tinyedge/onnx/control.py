@@ -80,7 +80,7 @@ def if_(c: Context, condition: Node) -> list[Node]:
     first, second = (r if isinstance(r, list) else _never(c, r, other)
                      for r, other in zip(results, reversed(results)))
     graphs, captures = close((), (first, second), c.importer, around.__contains__)
-    return g.if_(g.reshape(condition, ()), *graphs, captures)
+    return g.if_(g.reshape(condition, ()), graphs[0], graphs[1], captures)
 
 
 def _never(c: Context, error: ShapeError, other: list[Node] | ShapeError) -> list[Node]:

@@ -41,7 +41,7 @@ def flipped(f: Binary) -> Binary:
     return lambda a, b: f(b, a)
 
 
-for _name, _versions, _f in (
+BINARIES: tuple[tuple[str, tuple[int, ...], Binary], ...] = (
     ("Add", (1, 6, 7, 13, 14), g.add), ("Sub", (1, 6, 7, 13, 14), g.sub),
     ("Mul", (1, 6, 7, 13, 14), g.mul), ("Div", (1, 6, 7, 13, 14), g.div),
     ("And", (1, 7), g.and_), ("Or", (1, 7), g.or_), ("Xor", (1, 7), g.xor),
@@ -49,7 +49,8 @@ for _name, _versions, _f in (
     ("Equal", (1, 7, 11, 13, 19), g.eq), ("Less", (1, 7, 9, 13), g.lt),
     ("LessOrEqual", (12, 16), g.le), ("Greater", (1, 7, 9, 13), flipped(g.lt)),
     ("GreaterOrEqual", (12, 16), flipped(g.le)),
-):
+)
+for _name, _versions, _f in BINARIES:
     register_binary(_name, _versions, _f)
 
 
@@ -107,10 +108,11 @@ def register_variadic(name: str, versions: Sequence[int], f: Binary) -> None:
         return reduce(f, xs)
 
 
-for _name, _versions, _f in (
+VARIADICS: tuple[tuple[str, tuple[int, ...], Binary], ...] = (
     ("Max", (1, 6, 8, 12, 13), g.maximum), ("Min", (1, 6, 8, 12, 13), g.minimum),
     ("Sum", (1, 6, 8, 13), g.add),
-):
+)
+for _name, _versions, _f in VARIADICS:
     register_variadic(_name, _versions, _f)
 
 

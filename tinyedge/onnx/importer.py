@@ -17,7 +17,7 @@ from ..dtype import DType
 from ..errors import InputError, ModelError, ShapeError, TinyedgeError, UnsupportedError
 from ..graph import Graph, Node
 from ..interpreter import Array, evaluate_constant
-from ..shape import Dim, is_static, same, symbol
+from ..shape import Dim, is_static, same, static, symbol
 from .known import Known, know
 from .read import Source, array, read
 from .registry import TABLE, Context, Value, element_type
@@ -61,8 +61,11 @@ class Scope:
         attributes: Mapping[str, onnx.AttributeProto] | None = None,
     ) -> None:
         self.parent, self.opsets = parent, opsets
-        inherited = parent.attributes if parent and attributes is None else {}
-        self.attributes = attributes if attributes is not None else inherited
+        self.attributes: Mapping[str, onnx.AttributeProto] = {}
+        if attributes is not None:
+            self.attributes = attributes
+        elif parent is not None:
+            self.attributes = parent.attributes
         self.values: dict[str, Value | Missing | None] = {}
         self.stored: dict[str, onnx.TensorProto] = {}
 
@@ -71,6 +74,9 @@ class Scope:
         while s is not None:
             yield s
             s = s.parent
+
+
+Result = Value | Missing | None
 
 
 def domain_of(name: str) -> str:
@@ -138,7 +144,7 @@ class Importer:
         """n, as a const if it is a small constant."""
         if n.op in ("const", "expand") and not n.dtype.is_int:
             return n
-        if not is_static(n.shape) or prod(n.shape) > FOLDED:  # type: ignore[arg-type]
+        if not is_static(n.shape) or prod(static(n.shape)) > FOLDED:
             return n
         value = self.constant(n)
         return n if value is None else g.const(value)
@@ -254,7 +260,7 @@ class Importer:
                         f"not checked: it needs node '{lost.node}', which can't be compiled"
                     )
                 with g.naming(name):
-                    values = self.node(proto, name, inputs, scope)
+                    values: list[Result] = self.node(proto, name, inputs, scope)
             except TinyedgeError as error:
                 if self.problems is None:
                     raise
@@ -273,7 +279,7 @@ class Importer:
         if (domain, proto.op_type) in self.functions:
             return None, 0, None
         try:
-            schema = onnx.defs.get_schema(proto.op_type, max(opset, 1), domain)
+            schema: Any = onnx.defs.get_schema(proto.op_type, max(opset, 1), domain)
         except onnx.defs.SchemaError:
             schema = None
         versions = TABLE.get((domain, proto.op_type), {})
@@ -295,7 +301,7 @@ class Importer:
 
     def node(
         self, proto: onnx.NodeProto, name: str, inputs: list[Value | None], scope: Scope
-    ) -> list[Value | None]:
+    ) -> list[Result]:
         """One node's outputs."""
         domain = domain_of(proto.domain)
         function, version, schema = self.definition(proto, name, scope)
@@ -331,7 +337,7 @@ class Importer:
         self, body: onnx.FunctionProto, schema: Any,
         attributes: Mapping[str, onnx.AttributeProto], inputs: list[Value | None],
         wanted: Sequence[str], scope: Scope,
-    ) -> list[Value | None]:
+    ) -> list[Result]:
         """The outputs of a function made of other operators."""
         actual = {a.name: a for a in body.attribute_proto}
         if schema is not None:
@@ -343,7 +349,7 @@ class Importer:
         padded = [*inputs, *[None] * (len(body.input) - len(inputs))]
         inner.values.update(zip(body.input, padded))
         self.run(body.node, inner)
-        return [  # type: ignore[misc]
+        return [
             self.lookup(o, inner) if w else None for o, w in zip(body.output, wanted)
         ]
 

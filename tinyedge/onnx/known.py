@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..codegen import symbolic
 from ..codegen.symbolic import lift
 from ..dtype import DType
 from ..graph import Node
-from ..shape import Dim, Expr, dim, is_static, size
+from ..shape import Dim, Expr, dim, is_static, size, static
 
 Known = npt.NDArray[np.object_]
 """Elements: int, bool or Expr."""
@@ -34,11 +35,12 @@ def know(n: Node, memo: dict[Node, Known | None]) -> Known | None:
     if n in memo:
         return memo[n]
     value: Known | None = None
-    if is_static(n.shape) and size(n.shape) <= LARGEST:  # type: ignore[operator]
+    shape = static(n.shape) if is_static(n.shape) else None
+    if shape is not None and prod(shape) <= LARGEST:
         rule = RULES.get(n.op)
         try:
             if rule is not None:
-                value = np.asarray(rule(n, lambda x: _operand(x, memo)), object).reshape(n.shape)
+                value = np.asarray(rule(n, lambda x: _operand(x, memo)), object).reshape(shape)
         except Unknown:
             value = None
     memo[n] = value
@@ -148,6 +150,7 @@ def _cast(n: Node, of: Operand) -> Any:
     if n.dtype.kind == "b":
         return np.frompyfunc(lambda v: not _decide(False, v), 1, 1)(x)
     low, high = n.dtype.limits if n.dtype.is_int else (-1 << 63, 1 << 63)
+    v: Any
     for v in x.flat:
         if not isinstance(v, bool) and (lift(v).lo < low or lift(v).hi > high):
             raise Unknown
@@ -156,8 +159,8 @@ def _cast(n: Node, of: Operand) -> Any:
 
 def _slice(n: Node, of: Operand) -> Any:
     x = of(n.inputs[0])
-    for axis, (b, s, d) in enumerate(zip(n["begin"], n["step"], n.shape)):
-        x = x.take([b + s * i for i in range(int(d))], axis)  # type: ignore[call-overload]
+    for axis, (b, s, d) in enumerate(zip(n["begin"], n["step"], static(n.shape))):
+        x = x.take([b + s * i for i in range(d)], axis)
     return x
 
 
@@ -187,9 +190,9 @@ RULES: dict[str, Callable[[Node, Operand], Any]] = {
     "const": _const, "reduce": _reduce, "where": _where, "cast": _cast, "slice": _slice,
     "gather": _gather, "not": _not, "floor": _same, "ceil": _same, "round": _same, "trunc": _same,
     "reshape": _same,
-    "iota": lambda n, of: np.indices(n.shape)[n["axis"]].astype(object),
+    "iota": lambda n, of: np.indices(static(n.shape))[n["axis"]].astype(object),
     "permute": lambda n, of: of(n.inputs[0]).transpose(n["order"]),
-    "expand": lambda n, of: np.broadcast_to(of(n.inputs[0]), n.shape),
+    "expand": lambda n, of: np.broadcast_to(of(n.inputs[0]), static(n.shape)),
     "concat": lambda n, of: np.concatenate([of(i) for i in n.inputs], n["axis"]),
     "neg": lambda n, of: np.frompyfunc(lambda v: dim(0 - v), 1, 1)(of(n.inputs[0])),
     **dict.fromkeys("add sub mul max min div mod eq ne le lt and or xor".split(), _binary),

@@ -98,10 +98,12 @@ def _counts(x: Node, win: Window, whole: bool) -> Node:
     sizes: list[Dim] = [1, 1, *(a + d + b for a, d, b in zip(low, x.shape[2:], high))]
     if not is_static(sizes):
         return sum_windows(pad_last(g.full(tuple(sizes), 1, x.dtype), *rest), win)
-    total = np.ones((1, 1, *win.out), np.int64)  # type: ignore[arg-type]
-    for i, (k, s, e, out) in enumerate(zip(win.kernel, win.stride, win.dilation, win.out)):
-        at = np.arange(int(out))[:, None] * s + np.arange(k) * e - rest[0][i]
-        inside = ((at >= 0) & (at < sizes[2 + i])).sum(1)
+    outs = static(win.out)
+    total = np.ones((1, 1, *outs), np.int64)
+    windows = zip(win.kernel, win.stride, win.dilation, outs, static(sizes[2:]))
+    for i, (k, s, e, out, size) in enumerate(windows):
+        at = np.arange(out)[:, None] * s + np.arange(k) * e - rest[0][i]
+        inside = ((at >= 0) & (at < size)).sum(1)
         total *= inside.reshape((-1,) + (1,) * (len(win.kernel) - 1 - i))
     return g.const(np.maximum(total, 1).astype(x.dtype.numpy))
 
@@ -162,7 +164,7 @@ def lrn(c: Context, x: Node) -> Node:
     square = g.mul(x, x)
     edge = [0] * (x.rank - 2)
     padded = g.pad(square, [0, low, *edge], [0, size - 1 - low, *edge])
-    index = [(0, ((i, 1),)) for i in range(x.rank)]
+    index: list[Form] = [(0, ((i, 1),)) for i in range(x.rank)]
     index[1] = (0, ((1, 1), (x.rank, 1)))
     w = g.const(np.full(size, alpha / size, x.dtype.numpy))
     total = g.contract(padded, w, x.shape, (size,), (tuple(index), ((0, ((x.rank, 1),)),)))

@@ -106,9 +106,9 @@ def interpolate(x: Node, axis: int, at: Ints, w: Floats) -> Node:
     np.add.at(matrix, (np.arange(len(at))[:, None], at), w)
     n = x.rank
     forms = [(0, ((n if i == axis else i, 1),)) for i in range(n)]
-    shape = [len(at) if i == axis else d for i, d in enumerate(x.shape)]
+    out = [len(at) if i == axis else d for i, d in enumerate(x.shape)]
     return g.contract(
-        x, g.const(matrix.astype(x.dtype.numpy)), shape, [size],
+        x, g.const(matrix.astype(x.dtype.numpy)), out, [size],
         (tuple(forms), ((0, ((axis, 1),)), (0, ((n, 1),)))),
     )
 

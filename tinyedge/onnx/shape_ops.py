@@ -331,8 +331,8 @@ def _pad_from_inside(c: Context, x: Node, axis: int, low: int, high: int, mode: 
     n = x.shape[axis]
     crop = [min(p, 0) for p in (low, high)]
     if any(crop):
-        edges = [[v if i == axis else 0 for i in range(x.rank)] for v in crop]
-        x = g.pad(x, *edges)
+        before, after = ([v if i == axis else 0 for i in range(x.rank)] for v in crop)
+        x = g.pad(x, before, after)
         low, high, n = max(low, 0), max(high, 0), x.shape[axis]
     least = lift(n).lo
     if mode == "edge":

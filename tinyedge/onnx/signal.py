@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import graph as g
 from ..graph import Node
@@ -11,7 +12,7 @@ from .matmul import einsum
 from .registry import Context, op
 
 
-def fourier(points: int, rows: int, inverse: bool) -> np.ndarray[tuple[int, ...], np.dtype]:  # type: ignore[type-arg]
+def fourier(points: int, rows: int, inverse: bool) -> npt.NDArray[np.float64]:
     """[rows, points, 2, 2]: (re, im) of output row from (re, im) of input point."""
     turn = 2 * np.pi * (np.outer(np.arange(rows), np.arange(points)) % points) / points
     if inverse:
@@ -45,8 +46,9 @@ def dft(c: Context, x: Node, axis: int, length: Node | None) -> Node:
     points = n if length is None else c.ints(length, "input 1 (dft_length)")[0]
     if half and inverse:
         # the missing half of the spectrum is the conjugate of what is there, read backwards
-        x = g.pad(x, *([0] * x.rank, [points // 2 + 1 - int(d) if i == axis else 0
-                                      for i, d in enumerate(x.shape)]))
+        (have,) = static((x.shape[axis],), str(c))
+        more = [points // 2 + 1 - have if i == axis else 0 for i in range(x.rank)]
+        x = g.pad(x, [0] * x.rank, more)
         back = g.narrow(x, axis, (points - 1) // 2, (points - 1) // 2, -1)
         sign = g.const(np.array([1, -1], x.dtype.numpy))
         x = g.concat([x, g.mul(back, sign)], axis)
