@@ -58,7 +58,7 @@ class Format:
     """
 
     dtype: DType
-    int: DType
+    integer: DType
     digits: int
     exp: tuple[float, ...]
     exp_near: tuple[float, ...]
@@ -160,7 +160,7 @@ def _subtract(x: Expr, n: Expr, pieces: Sequence[float]) -> Expr:
 def _top(x: Expr, f: Format) -> Expr:
     """x cut to the upper half of its significand, so that products of two such are exact."""
     mask = -1 << (f.digits // 2 + 1)
-    return _bits(op("and", _bits(x, f.int), const(mask, f.int)), f.dtype)
+    return _bits(op("and", _bits(x, f.integer), const(mask, f.integer)), f.dtype)
 
 
 def _reduce(x: Expr, f: Format, step: int) -> tuple[Expr, Expr]:
@@ -175,7 +175,7 @@ def _reduce(x: Expr, f: Format, step: int) -> tuple[Expr, Expr]:
 
 def _power_of_two(t: Expr, f: Format) -> Expr:
     """2^n, given n + magic + bias."""
-    return _bits(op("shl", _bits(t, f.int), const(f.digits, f.int)), f.dtype)
+    return _bits(op("shl", _bits(t, f.integer), const(f.digits, f.integer)), f.dtype)
 
 
 def _exp(x: Expr, f: Format) -> Expr:
@@ -196,12 +196,12 @@ def _split(x: Expr, f: Format) -> tuple[Expr, Expr]:
     """(k, m) with x = 2^k m, sqrt(1/2) <= m < sqrt(2), for positive finite x."""
     up = float(f.digits + 1)
     small = _do("lt", x, 2.0 ** (1 - f.bias))
-    i = _bits(op("where", small, _do("mul", x, 2.0**up), x), f.int)
+    i = _bits(op("where", small, _do("mul", x, 2.0**up), x), f.integer)
     root = _root_half(f)
     i = _do("sub", i, root)
     k = op("cast", _do("shr", i, f.digits), dtype=f.dtype)
     k = op("where", small, _do("sub", k, up), k)
-    m = _do("add", op("and", i, const((1 << f.digits) - 1, f.int)), root)
+    m = _do("add", op("and", i, const((1 << f.digits) - 1, f.integer)), root)
     return k, _bits(m, f.dtype)
 
 
@@ -254,8 +254,8 @@ def _sine(x: Expr, f: Format, shift: float) -> Expr:
     out = _do("add", _do("mul", small, slope),
               _do("mul", _do("mul", r, z), _polynomial(z, f.sin)))
     out = _clamp(_do("add", out, r), -1.0, 1.0)
-    sign = _do("shl", _bits(t, f.int), f.dtype.bits - 1)
-    return _bits(op("xor", _bits(out, f.int), sign), f.dtype)
+    sign = _do("shl", _bits(t, f.integer), f.dtype.bits - 1)
+    return _bits(op("xor", _bits(out, f.integer), sign), f.dtype)
 
 
 def _sin(x: Expr, f: Format) -> Expr:
@@ -268,8 +268,8 @@ def _cos(x: Expr, f: Format) -> Expr:
 
 def _with_sign(a: Expr, x: Expr, f: Format) -> Expr:
     """`a`, which is not negative, with the sign of x."""
-    sign = op("and", _bits(x, f.int), const(f.int.limits[0], f.int))
-    return _bits(op("or", _bits(a, f.int), sign), f.dtype)
+    sign = op("and", _bits(x, f.integer), const(f.integer.limits[0], f.integer))
+    return _bits(op("or", _bits(a, f.integer), sign), f.dtype)
 
 
 def _tanh(x: Expr, f: Format) -> Expr:
@@ -335,9 +335,9 @@ def _pow(x: Expr, y: Expr, f: Format) -> Expr:
     whole = _do("eq", y, _do("trunc", y))
     half = _do("mul", y, 0.5)
     odd = op("and", whole, op("not", _do("eq", half, _do("trunc", half))))
-    minus = op("and", _bits(x, f.int), const(f.int.limits[0], f.int))
-    minus = op("where", odd, minus, const(0, f.int))
-    out = _bits(op("xor", _bits(out, f.int), minus), f.dtype)
+    minus = op("and", _bits(x, f.integer), const(f.integer.limits[0], f.integer))
+    minus = op("where", odd, minus, const(0, f.integer))
+    out = _bits(op("xor", _bits(out, f.integer), minus), f.dtype)
     undefined = op("and", op("and", _do("lt", x, 0.0), _do("lt", -inf, x)), op("not", whole))
     undefined = op("or", undefined, op("or", op("isnan", x), op("isnan", y)))
     out = op("where", undefined, const(float("nan"), f.dtype), out)
@@ -364,5 +364,5 @@ def expand(e: Expr) -> Expr:
         return op("cast", expand(op(e.op, *wide)), dtype=FLOAT16)
     f = {FLOAT32: SINGLE, FLOAT64: DOUBLE}[t]
     if e.op == "pow":
-        return _pow(*e.args, f)
-    return _UNARY[e.op](*e.args, f)
+        return _pow(e.args[0], e.args[1], f)
+    return _UNARY[e.op](e.args[0], f)

@@ -1,14 +1,14 @@
 """Graph to graph: each module is a list of small named rules.
 
-`optimize` runs them in order. `fold` and `simplify` feed each other and are repeated until neither
-finds anything; `legalize` comes last and makes what kernels can express.
+`optimize` runs them in order. `fold`, `simplify` and `absorb` feed each other and are repeated
+until none finds anything; `legalize` comes last and makes what kernels can express.
 """
 
 from __future__ import annotations
 
 from .. import graph as g
 from ..graph import Graph, Rule, Valid
-from . import fold, legalize, simplify
+from . import absorb, fold, legalize, simplify
 
 ROUNDS = 10
 """More than any model has needed; what is left after them is correct, only not as simple."""
@@ -29,7 +29,7 @@ def reduced(graph: Graph) -> Graph:
     """The graph after folding and simplification, repeated until nothing changes."""
     for _ in range(ROUNDS):
         before = graph
-        graph = simplify.absorb(g.rewrite(graph, RULES))
+        graph = absorb.run(g.rewrite(graph, RULES))
         if graph is before:
             break
     return graph

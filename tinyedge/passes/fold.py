@@ -9,6 +9,7 @@ does not use.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,22 +98,22 @@ def _scalar(n: Node) -> int | None:
 
 def decided(n: Node) -> Node | None:
     """A result of an `if` on a constant -> the branch's; of a loop without trips or of one trip."""
-    flow = n.inputs[0]
+    flow, index = n.inputs[0], int(n["index"])
     if flow.op == "if":
         cond = _scalar(flow.inputs[0])
         if cond is None:
             return None
-        return inline(flow["then" if cond else "else"], flow.inputs[1:])[n["index"]]
+        return inline(flow["then" if cond else "else"], flow.inputs[1:])[index]
     body, count = flow["body"], flow["carried"]
     trips, going = _scalar(flow.inputs[0]), _scalar(flow.inputs[1])
     if trips is not None and trips <= 0 or going == 0:
-        if n["index"] < count:
-            return flow.inputs[2 + n["index"]]
+        if index < count:
+            return flow.inputs[2 + index]
         return g.full(n.shape, 0, n.dtype)
     if trips != 1 or going is None:
         return None
-    out = inline(body, [g.const(0, INT64), *flow.inputs[2:]])[1 + n["index"]]
-    if n["index"] < count:
+    out = inline(body, [g.const(0, INT64), *flow.inputs[2:]])[1 + index]
+    if index < count:
         return out
     out = g.reshape(out, (1, *out.shape))
     if not isinstance(n.shape[0], int):
@@ -123,12 +124,13 @@ def decided(n: Node) -> Node | None:
 def unchanging(n: Node) -> Node | None:
     """A carried value that every trip hands on as it is -> its first value."""
     flow = n.inputs[0]
-    if flow.op != "loop" or n["index"] >= flow["carried"]:
+    index = int(n["index"])
+    if flow.op != "loop" or index >= flow["carried"]:
         return None
     body: Graph = flow["body"]
-    name = list(body.inputs.values())[1 + n["index"]]
-    same = list(body.outputs.values())[1 + n["index"]] is name
-    return flow.inputs[2 + n["index"]] if same else None
+    name = list(body.inputs.values())[1 + index]
+    same = list(body.outputs.values())[1 + index] is name
+    return flow.inputs[2 + index] if same else None
 
 
 def captures(n: Node) -> Node | None:
@@ -153,7 +155,7 @@ def captures(n: Node) -> Node | None:
                      for i, (_, v) in enumerate(inputs)]
         outputs = dict(zip(x.outputs, inline(x, arguments)))
         kept = {k: v for i, (k, v) in enumerate(inputs) if i - skip not in gone}
-        return Graph(kept, outputs, x.states, x.name)
+        return replace(x, inputs=kept, outputs=outputs)
 
     attrs = {k: without(v) if isinstance(v, Graph) else v for k, v in n.attrs}
     inputs = [*n.inputs[:first], *(x for i, x in enumerate(operands) if i not in gone)]

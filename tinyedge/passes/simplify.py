@@ -3,8 +3,7 @@
 Afterwards: constants stand on the right of commutative operations; a chain of one kind of
 operation with constants is one operation; subtraction of a constant is an addition; operations
 that change nothing are gone; views of views are one view where that can be said; elementwise work
-on repeated values is done before they are repeated; per-channel factors and offsets around a
-contraction are in its constant operand (`absorb`), and what remains of them is one addition.
+on repeated values is done before they are repeated.
 
 Floating point changes by rounding only (the sign of a zero may change, and sums and products of
 constants are made first).
@@ -12,7 +11,6 @@ constants are made first).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -21,9 +19,9 @@ import numpy as np
 
 from .. import graph as g
 from ..dtype import BOOL, DType
-from ..graph import BINARY, ELEMENTWISE, Form, Graph, Node, Rule
-from ..interpreter import FUNCTIONS, evaluate_constant
-from ..shape import Dim, Shape, is_static, same, size
+from ..graph import BINARY, ELEMENTWISE, Graph, Node, Rule
+from ..interpreter import FUNCTIONS
+from ..shape import Dim, Shape, is_static, same, size, static
 from .fold import LIMIT, core
 
 Array = np.ndarray[Any, Any]
@@ -35,7 +33,7 @@ RIGHT_NEUTRAL: dict[str, float] = {
 WHOLE = frozenset("floor ceil round trunc".split())
 
 
-def _array(n: Node) -> Array | None:
+def array(n: Node) -> Array | None:
     """The values of a constant, with size 1 where it repeats them."""
     c = core(n)
     return None if c is None else c.value
@@ -43,11 +41,11 @@ def _array(n: Node) -> Array | None:
 
 def _uniform(n: Node) -> Any:
     """The one value that a constant has everywhere, as a numpy scalar; None for other nodes."""
-    a = _array(n)
+    a = array(n)
     return a.reshape(-1)[0] if a is not None and a.size == 1 else None
 
 
-def _filled(array: Array, like: Node) -> Node:
+def filled(array: Array, like: Node) -> Node:
     """A constant of the shape of `like` that repeats `array`."""
     return g.expand(g.const(np.asarray(array, like.dtype.numpy)), like.shape)
 
@@ -149,9 +147,9 @@ def twice(n: Node) -> Node | None:
 def signs(n: Node) -> Node | None:
     """x - const -> x + (-const); x * -1 -> -x; x + (-y) -> x - y; x - (-y) -> x + y."""
     a, b = n.inputs
-    v = _array(b)
+    v = array(b)
     if n.op == "sub" and v is not None and n.dtype is not BOOL:
-        return g.add(a, _filled(np.negative(v), n))
+        return g.add(a, filled(np.negative(v), n))
     if n.op == "mul" and n.dtype.kind in "fi" and _uniform(b) == -1:
         return g.neg(a)
     if b.op == "neg" and n.op in ("add", "sub"):
@@ -163,7 +161,7 @@ def signs(n: Node) -> Node | None:
 
 def reciprocal(n: Node) -> Node | None:
     """x / const -> x * (1 / const) where the reciprocal is exact: powers of two."""
-    v = _array(n.inputs[1])
+    v = array(n.inputs[1])
     if v is None or not n.dtype.is_float:
         return None
     with np.errstate(all="ignore"):
@@ -172,11 +170,11 @@ def reciprocal(n: Node) -> Node | None:
     tiny = np.finfo(v.dtype).tiny
     if not (exact & (np.abs(v) >= tiny) & (np.abs(inverse) >= tiny)).all():
         return None
-    return g.mul(n.inputs[0], _filled(inverse, n))
+    return g.mul(n.inputs[0], filled(inverse, n))
 
 
 def powers(n: Node) -> Node | None:
-    """x ** 2, 3, -1, 0.5, -0.5 -> products, quotients and roots."""
+    """x ** 2, 3, -1, 0.5, -0.5 -> products, quotients and roots (nan for -inf, as numpy has it)."""
     x, v = n.inputs[0], _uniform(n.inputs[1])
     if v is None:
         return None
@@ -188,9 +186,7 @@ def powers(n: Node) -> Node | None:
         return g.div(g.like(x, 1), x)
     if abs(v) != 0.5:
         return None
-    # unlike the square root, the power of minus infinity is infinite
-    root = g.where(g.eq(x, g.like(x, -np.inf)), g.like(x, np.inf), g.sqrt(x))
-    return root if v > 0 else g.div(g.like(x, 1), root)
+    return g.sqrt(x) if v > 0 else g.div(g.like(x, 1), g.sqrt(x))
 
 
 def chain(n: Node) -> Node | None:
@@ -198,7 +194,7 @@ def chain(n: Node) -> Node | None:
     a, b = n.inputs
     if a.op != n.op or n.op not in CHAINS:
         return None
-    u, v = _array(a.inputs[1]), _array(b)
+    u, v = array(a.inputs[1]), array(b)
     if u is None or v is None or core(a.inputs[0]) is not None:
         return None
     with np.errstate(all="ignore"):
@@ -211,7 +207,7 @@ def chain(n: Node) -> Node | None:
     top = 2.0 ** (np.finfo(w.dtype).nmant - 2) if n.dtype.is_float else 0
     if n.dtype.is_float and n.op == "add" and not (np.abs(u) < top).all():
         return None
-    return g.elementwise(n.op, a.inputs[0], _filled(w, n))
+    return g.elementwise(n.op, a.inputs[0], filled(w, n))
 
 
 def _ordinary(v: Array) -> bool:
@@ -225,14 +221,14 @@ def distributed(n: Node) -> Node | None:
     a, b = n.inputs
     if n.op != "mul" or a.op != "add" or a.inputs[0].op != "mul":
         return None
-    s, t, v = _array(a.inputs[0].inputs[1]), _array(a.inputs[1]), _array(b)
+    s, t, v = array(a.inputs[0].inputs[1]), array(a.inputs[1]), array(b)
     if s is None or t is None or v is None or not np.isfinite(v).all():
         return None
     with np.errstate(all="ignore"):
         w = t * v
     if w.nbytes > max(LIMIT, t.nbytes + v.nbytes) or not np.isfinite(w).all():
         return None
-    return g.add(g.mul(a.inputs[0], b), _filled(w, n))
+    return g.add(g.mul(a.inputs[0], b), filled(w, n))
 
 
 def clamped(n: Node) -> Node | None:
@@ -244,7 +240,7 @@ def clamped(n: Node) -> Node | None:
     a, b, c = (_uniform(x) for x in (inner.inputs[0].inputs[1], inner.inputs[1], n.inputs[1]))
     if a is None or b is None or c is None:
         return None
-    idle = c <= a and c <= b if n.op == "max" else c >= a and c >= b
+    idle = bool(c <= a and c <= b if n.op == "max" else c >= a and c >= b)
     return inner if idle else None
 
 
@@ -294,7 +290,7 @@ def bitcasts(n: Node) -> Node | None:
 
 # views
 
-def _regroup(kept: Sequence[Dim], a: Shape, b: Shape) -> Shape | None:
+def regroup(kept: Sequence[Dim], a: Shape, b: Shape) -> Shape | None:
     """`kept`, which is `a` with 1 in place of some dimensions, reshaped as `a` is to `b`.
 
     None where a dimension of b would be made of both kinds.
@@ -351,7 +347,7 @@ def reshape_expand(n: Node) -> Node | None:
     x = n.inputs[0]
     if x.op != "expand":
         return None
-    shape = _regroup(x.inputs[0].shape, x.shape, n.shape)
+    shape = regroup(x.inputs[0].shape, x.shape, n.shape)
     return None if shape is None else g.expand(g.reshape(x.inputs[0], shape), n.shape)
 
 
@@ -399,8 +395,7 @@ def slice_view(n: Node) -> Node | None:
         return g.expand(inner, n.shape)
     if not is_static(n.shape) or 0 in n.shape or not is_static(x.shape):
         return None
-    ends = [b + s * (int(d) - 1) for b, s, d in zip(begin, step, n.shape)  # type: ignore[arg-type]
-            ]
+    ends = [b + s * (d - 1) for b, s, d in zip(begin, step, static(n.shape))]
     if x.op == "concat":
         axis, at = x["axis"], 0
         for part in x.inputs:
@@ -413,8 +408,8 @@ def slice_view(n: Node) -> Node | None:
     if x.op == "pad":
         low, y = x["low"], x.inputs[0]
         inside = all(
-            p <= min(b, e) and max(b, e) < p + int(d)  # type: ignore[arg-type]
-            for p, b, e, d in zip(low, begin, ends, y.shape)
+            p <= min(b, e) and max(b, e) < p + d
+            for p, b, e, d in zip(low, begin, ends, static(y.shape))
         )
         if inside:
             return g.slice_(y, [b - p for b, p in zip(begin, low)], step, n.shape)
@@ -463,7 +458,7 @@ def _join(a: Node, b: Node, axis: int) -> Node | None:
 def gather_slice(n: Node) -> Node | None:
     """gather by a constant index, or by constants a fixed step apart -> slice."""
     x, axis = n.inputs[0], n["axis"]
-    v = _array(n.inputs[1])
+    v = array(n.inputs[1])
     d = x.shape[axis] if axis < x.rank else None
     if len(n.inputs) != 2 or v is None or not isinstance(d, int) or not d or not v.size:
         return None
@@ -526,227 +521,6 @@ for _op, _rules in {
     RULES[_op] = RULES[_op] + _rules  # type: ignore[operator]
 
 
-# factors and offsets around contractions
-
-def _factors(values: Array, forms: Sequence[Form], n: Node, side: int) -> Array | None:
-    """What to multiply the contraction's operand `side` by, to multiply each of its products.
-
-    The product at indices i is to be multiplied by values[forms(i)]; a dimension of `values` of
-    size 1 repeats. None where that is not a function of the place in the operand.
-    """
-    w, extents = n.inputs[side], n.shape + tuple(n["reduce"])
-    mine: tuple[Form, ...] = n["maps"][side]
-    wanted = {i for d, (_, terms) in zip(values.shape, forms) if d > 1 for i, _ in terms}
-    if any(d > 1 and not terms for d, (_, terms) in zip(values.shape, forms)):
-        return None
-    # every index that shares a dimension of w with one that is wanted
-    dims: list[int] = []
-    while True:
-        found = [j for j, (_, terms) in enumerate(mine) if wanted & {i for i, _ in terms}]
-        if found == dims:
-            break
-        dims = found
-        wanted |= {i for j in dims for i, _ in mine[j][1]}
-    if not wanted <= {i for j in dims for i, _ in mine[j][1]}:
-        return None
-    order = sorted(wanted)
-    sizes = [extents[i] for i in order]
-    if not is_static(sizes) or not is_static(w.shape):
-        return None
-    grid = dict(zip(order, np.indices([int(s) for s in sizes])))  # type: ignore[arg-type]
-
-    def place(form: Form) -> Any:
-        return form[0] + sum(c * grid[i] for i, c in form[1])
-
-    at = tuple(place(f) if d > 1 else 0 for d, f in zip(values.shape, forms))
-    into = tuple(place(mine[j]) for j in dims)
-    shape = tuple(w.value.shape[j] if j in dims else 1 for j in range(w.rank))
-    out = np.ones([w.value.shape[j] for j in dims], values.dtype)
-    hits = np.zeros(out.shape, np.int64)
-    if dims:
-        np.add.at(hits, into, 1)
-        if (hits > 1).any():
-            return None
-        out[into] = np.broadcast_to(values[at], hits[into].shape)
-    else:
-        out = np.asarray(values.reshape(-1)[0])
-    return out.reshape(shape)
-
-
-def _constant_side(n: Node) -> int | None:
-    """Which operand of a contraction is constant, if exactly one is."""
-    held = [i for i in (0, 1) if n.inputs[i].op == "const"]
-    return held[0] if len(held) == 1 else None
-
-
-def _multiplied(n: Node, side: int, factors: Array, other: Node | None = None) -> Node | None:
-    """The contraction with its constant operand multiplied, and perhaps another operand."""
-    w = n.inputs[side].value
-    if n.dtype.is_float:
-        with np.errstate(all="ignore"):
-            v = (w.astype(np.float64) * factors).astype(w.dtype)
-        if not np.isfinite(v).all() or not np.isfinite(factors).all():
-            return None
-    else:
-        v = w * factors.astype(w.dtype)
-    v.flags.writeable = False
-    pair = [n.inputs[0] if other is None else other, n.inputs[1] if other is None else other]
-    pair[side] = g.const(v)
-    return g.contract(*pair, n.shape, n["reduce"], n["maps"])
-
-
-def _scale_of(n: Node) -> tuple[Node, Array] | None:
-    """(x, s) for x * s, x / s and -x with constant s; floats as float64, to be rounded once."""
-    if n.op == "neg" and n.dtype.kind in "fi":
-        return n.inputs[0], np.full((1,) * n.rank, -1, np.float64 if n.dtype.is_float else np.int64)
-    if n.op not in ("mul", "div") or n.dtype is BOOL:
-        return None
-    v = _array(n.inputs[1])
-    if v is None or core(n.inputs[0]) is not None:
-        return None
-    if not n.dtype.is_float:
-        return (n.inputs[0], v) if n.op == "mul" else None
-    wide = v.astype(np.float64)
-    if not np.isfinite(wide).all() or n.op == "div" and not wide.all():
-        return None
-    return n.inputs[0], 1 / wide if n.op == "div" else wide
-
-
-class _Absorb:
-    """One bottom-up run over a graph; `single` holds rewritten nodes that one node uses."""
-
-    def __init__(self) -> None:
-        self.single: set[Node] = set()
-
-    def scaled(self, y: Node, s: Array) -> Node | None:
-        """y * s without a multiplication, where y comes from a contraction that nothing else needs.
-        """
-        if y not in self.single:
-            return None
-        if y.op == "reshape":
-            shape = _regroup(_kept(s, y.shape), y.shape, y.inputs[0].shape)
-            if shape is None or not is_static(shape):
-                return None
-            x = self.scaled(y.inputs[0], s.reshape(shape))  # type: ignore[arg-type]
-            return None if x is None else self.made(g.reshape(x, y.shape))
-        if y.op == "permute":
-            x = self.scaled(y.inputs[0], s.transpose(np.argsort(y["order"])))
-            return None if x is None else self.made(g.permute(x, y["order"]))
-        if y.op == "add":
-            b = _array(y.inputs[1])
-            if b is None or not _small(b, s):
-                return None
-            x = self.scaled(y.inputs[0], s)
-            with np.errstate(all="ignore"):
-                shift = (b * s).astype(b.dtype)
-            if x is None or not np.isfinite(shift).all() and y.dtype.is_float:
-                return None
-            return self.made(g.add(x, _filled(shift, y)))
-        side = _constant_side(y) if y.op == "contract" else None
-        if side is None:
-            return None
-        factors = _factors(s, [(0, ((i, 1),)) for i in range(y.rank)], y, side)
-        out = None if factors is None else _multiplied(y, side, factors)
-        return None if out is None else self.made(out)
-
-    def made(self, n: Node) -> Node:
-        self.single.add(n)
-        return n
-
-    def after(self, n: Node) -> Node | None:
-        """contract(x, w) * s -> contract(x, w * s), views and an addition between them or not."""
-        found = _scale_of(n)
-        return None if found is None else self.scaled(*found)
-
-    def before(self, n: Node) -> Node | None:
-        """contract(x * s, w) -> contract(x, w * s); contract(x + t, w) -> contract(x, w) + c."""
-        side = _constant_side(n) if n.op == "contract" else None
-        if side is None:
-            return None
-        x, forms = n.inputs[1 - side], n["maps"][1 - side]
-        pad = x if x.op == "pad" and not x["value"].array.any() else None
-        inner = x.inputs[0] if pad is not None else x
-        found = _scale_of(inner)
-        if found is not None:
-            y, s = found
-            if pad is not None:
-                if any((a or b) and d > 1 for a, b, d in zip(x["low"], x["high"], s.shape)):
-                    return None
-                y = g.pad(y, x["low"], x["high"], x["value"].array.reshape(-1)[0])
-            factors = _factors(s, forms, n, side)
-            return None if factors is None else _multiplied(n, side, factors, y)
-        if pad is not None or x.op != "add":
-            return None
-        t = core(x.inputs[1])
-        if t is None or core(x.inputs[0]) is not None or not _small(t.value):
-            return None
-        flat = tuple(f if d > 1 else (0, ()) for d, f in zip(t.value.shape, forms))
-        pair = [t, t]
-        pair[side] = n.inputs[side]
-        maps = [flat, flat]
-        maps[side] = n["maps"][side]
-        used = {i for m in maps for _, terms in m for i, _ in terms}
-        shape = tuple(d if i in used else 1 for i, d in enumerate(n.shape))
-        total = size(shape)
-        if not is_static((*shape, *n["reduce"])) or not isinstance(total, int) or \
-                total * n.dtype.itemsize > LIMIT:
-            return None
-        shift = evaluate_constant(g.contract(*pair, shape, n["reduce"], (maps[0], maps[1])))
-        if n.dtype.is_float and not np.isfinite(shift).all():
-            return None
-        pair[1 - side] = x.inputs[0]
-        return g.add(g.contract(*pair, n.shape, n["reduce"], n["maps"]), _filled(shift, n))
-
-    def run(self, graph: Graph) -> Graph:
-        order = graph.nodes()
-        uses = Counter(i for n in order for i in n.inputs)
-        uses.update(graph.outputs.values())
-        memo: dict[Node, Node] = {}
-        made: set[Node] = set()
-        for n in order:
-            inputs = tuple(memo[i] for i in n.inputs)
-            inner = {k: absorb(v) for k, v in n.attrs if isinstance(v, Graph)}
-            new = n
-            if inputs != n.inputs or any(inner[k] is not n[k] for k in inner):
-                attrs = {**dict(n.attrs), **inner}
-                new = g.node(n.op, inputs, n.shape, n.dtype, n.source, **attrs)
-            with g.naming(n.source):
-                for rule in (self.before, self.after):
-                    while (better := rule(new)) is not None:
-                        new = better
-            memo[n] = new
-            if uses[n] == 1 and new not in made:
-                self.single.add(new)
-            else:
-                self.single.discard(new)
-            made.add(new)
-        outputs = {k: memo[v] for k, v in graph.outputs.items()}
-        if all(outputs[k] is v for k, v in graph.outputs.items()):
-            return graph
-        return Graph(graph.inputs, outputs, graph.states, graph.name)
-
-
-def _kept(s: Array, shape: Shape) -> list[Dim]:
-    return [d if k > 1 else 1 for k, d in zip(s.shape, shape)]
-
-
-def _small(*arrays: Array) -> bool:
-    """Whether the arrays' common shape is small enough for a constant."""
-    return prod(max(d) for d in zip(*(a.shape for a in arrays))) * 8 <= LIMIT
-
-
-def absorb(graph: Graph) -> Graph:
-    """Puts factors and offsets before and after contractions into their constant operands.
-
-    Batch normalisation after a convolution is folded into its weights by this; an offset stays as
-    an addition, which is done in the contraction's registers later.
-    """
-    return _Absorb().run(graph)
-
-
 def run(graph: Graph) -> Graph:
     """The graph with the rules above applied."""
-    return absorb(g.rewrite(graph, RULES))
-
-
-__all__ = ["RULES", "absorb", "run"]
+    return g.rewrite(graph, RULES)
