@@ -81,13 +81,20 @@ class Layout:
                 parts.append((1, i * s))
         return symbolic.linear_sum(parts)
 
-    def guard(self, index: Index) -> Expr:
-        """Where `index` is inside the memory, halo and rounding included."""
+    def guard(self, index: Index, write: bool = False) -> Expr:
+        """Where `index` may be read or written: inside the memory and, to be written, in no halo.
+
+        Elements that only fill up the last vector may be both.
+        """
         g = TRUE
         for i, n, (low, high), room in zip(index, self.shape, self.halo, self.room):
-            last = lift(n) - 1 if self.origin is not None else lift(room) - 1 - low
-            if self.origin is not None:
+            last = lift(n) - 1
+            if write and (low, high) != (0, 0):
+                low = 0
+            elif self.origin is not None:
                 last = last + high
+            else:
+                last = lift(room) - 1 - low
             g = both(g, both(ge0(i + low), ge0(last - i)))
         return g
 

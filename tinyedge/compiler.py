@@ -176,6 +176,11 @@ def build_kernel(
 
     def store(index: Index) -> tuple[Expr, Expr]:
         shape = item.node.shape
+        inside: Expr = TRUE
+        if item.views:
+            # what overhangs a dimension would come back as the next row's after a reshape
+            for i, d in zip(index, shape):
+                inside = both(inside, ge0(symbolic.lift(d) - 1 - i))
         for v in item.views:
             if v.op == "reshape":
                 index = reindex(shape, v.shape, index)
@@ -183,7 +188,7 @@ def build_kernel(
                 index = tuple(index[o] for o in v["order"])
             shape = v.shape
         lay = item.target.layout
-        return lay.offset(index), lay.guard(index)
+        return lay.offset(index), both(inside, lay.guard(index, write=True))
 
     def chosen(lay: Layout) -> None:
         assert weights is not None
@@ -207,7 +212,10 @@ def build_kernel(
         lay = args.buffers[1].layout
         return replace(code, weights=(lay.order, lay.room, lay.block))
 
-    code = memory.code(scheduler.key(), make)
+    # the room round each tensor decides what an overhanging vector may touch
+    rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
+             for b in args.buffers]
+    code = memory.code(f"{rooms} {[v.attrs for v in item.views]}\n{scheduler.key()}", make)
     if weights is not None and code.weights:
         order, room, block = code.weights
         chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block))
@@ -224,7 +232,8 @@ class _Memory:
         self.store = Cache() if cache else None
         # what made a kernel is part of its name: a changed code generator finds nothing old
         digest = blake2b(digest_size=16)
-        for path in sorted(Path(cpu_schedule.__file__).parents[1].rglob("*.py")):
+        here = Path(__file__)
+        for path in (here, *sorted(Path(cpu_schedule.__file__).parents[1].rglob("*.py"))):
             digest.update(path.read_bytes())
         self.generator = digest.hexdigest()
 

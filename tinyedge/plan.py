@@ -166,6 +166,10 @@ class Plan:
     format: int = FORMAT
     producer: str = ""
 
+    def __repr__(self) -> str:
+        return (f"<Plan {self.name or 'model'} for {self.target}: {len(self.steps)} steps, "
+                f"{len(self.kernels)} kernels>")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file, whole or not at all; PlanError."""
         from .planfile import save

@@ -599,6 +599,8 @@ class _Former:
             return
         self.skipped()
         root, views = self.through.get(n, (n, ()))
+        if root is not n:
+            del self.where[root]  # it has no memory: the view has it
         heavy = self.heavy_of.get(root)
         self.items.append(KernelItem(
             root, heavy, views, target, self.where, self._sources(root, heavy)))
