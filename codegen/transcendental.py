@@ -3,7 +3,7 @@
 Used while a kernel is lowered, so that every target that has add, multiply, divide and integer
 shifts computes the same thing: no tables, no branches (both sides of a select are evaluated), no
 library. Every function takes any input: nan gives nan, and infinities, zeros and denormals are
-treated as IEEE 754 and C99 ask.
+treated as IEEE 754 and C99 ask (but sin and tanh of -0 may be +0).
 
 Largest error in ulp (units in the last place of the true result); the tests hold it, with and
 without contraction of ``a*b + c`` into fused multiply-adds:
@@ -11,16 +11,16 @@ without contraction of ``a*b + c`` into fused multiply-adds:
 ========  =======  ===============================================================================
 function  float32  remarks
 ========  =======  ===============================================================================
-exp       1.5      denormal results included
-log       1.5      denormal arguments included
-sin, cos  2.5      for abs(x) <= 1e5; beyond, only certain to lie within [-1, 1]
+exp       2        denormal results included
+log       1        denormal arguments included
+sin, cos  3        for abs(x) <= 1e5; beyond, what they are at 0
 tanh      3        never outside [-1, 1]
 erf       3        never outside [-1, 1]
-pow       3        every base and exponent, denormal results to within 1 of the last place
+pow       3        every base and exponent, denormal results included
 ========  =======  ===============================================================================
 
-float64 is good to a relative error of 1e-13 (sin and cos for abs(x) <= 1e5: an absolute error of
-1e-13). float16 is computed in float32 and rounded once more.
+float64 is good to a relative error of 1e-13 (sin and cos: an absolute one, for abs(x) <= 1e7).
+float16 is computed in float32 and rounded once more.
 
 How: arguments are reduced by subtracting multiples of a constant held in several pieces (Cody and
 Waite), short enough that the products are exact without a fused multiply-add. Integers are found by
