@@ -41,6 +41,9 @@ from ..symbolic import TRUE, ge0, lift
 UNROLL_REDUCTION = 50
 """Most multiply-adds per output element for which a reduction is written out in full."""
 
+SUM_BLOCK = 128
+"""Most terms that a sum adds one after the other before it starts a new partial sum."""
+
 ACCUMULATORS = {64: 28, 32: 12, 16: 24}
 """Registers that a tile may fill, by vector width in bytes: of 32, 16 and 32."""
 
@@ -259,6 +262,8 @@ class Scheduler:
         if self.heavy is None:
             return -1, 1, 1
         limit = ACCUMULATORS[self.width]
+        if self.heavy.op == "reduce":
+            limit //= 2  # partial sums have registers of their own
         lane_extent = upper(self.spec.domain[self.lane_axis]) if self.lane_axis >= 0 else 1
         n = -(-lane_extent // self.lanes)
         lane = self.plain[self.lane_axis] if self.lane_axis >= 0 else None
@@ -403,7 +408,6 @@ class Scheduler:
             body.append(Set(a, start))
         extents = list(self.over_extents)
         sequence = self.reduction_order()
-        count = prod(upper(d) for d in extents)
         unrolled: list[int] = []
         if not along and all(isinstance(d, int) for d in extents):
             # innermost loops written out while the code stays small
@@ -415,9 +419,8 @@ class Scheduler:
                     break
                 size *= upper(extents[i])
                 unrolled.append(i)
-        del count
 
-        def emit(over: list[Expr]) -> list[Stmt]:
+        def emit(over: list[Expr], into: list[Expr]) -> list[Stmt]:
             e = self.lower.body(where, tuple(over))
             if along:
                 r = over[self.lane_over]
@@ -428,7 +431,7 @@ class Scheduler:
             names = [v for v in over if v.op == "var" and v.attr[0].startswith("u")]
             for combo in product(*(range(v.hi + 1) for v in names)):
                 inner = {v: const(c) for v, c in zip(names, combo)}
-                for a, env in zip(accs, envs):
+                for a, env in zip(into, envs):
                     out.append(Set(a, combine(kind, a, substitute(e, {**env, **inner}))))
             return out
 
@@ -437,28 +440,48 @@ class Scheduler:
         for i in sequence:
             if i in unrolled:
                 over[i] = var(f"u{i}", 0, upper(extents[i]) - 1) if extents[i] != 1 else const(0)
-            elif i == self.lane_over:
-                pass
-            else:
+            elif i != self.lane_over:
                 over[i] = self.loop(f"r{i}", extents[i], loops)
+        rest: list[Stmt] = []
         if along:
             n = extents[self.lane_over]
             whole = lift(n) // self.lanes
-            v = self.loop("rv", whole, loops) if whole.hi > 0 else None
-            stmts: list[Stmt] = []
-            if v is not None:
-                over[self.lane_over] = v * self.lanes + lane
-                inner_loop = loops.pop() if v.op == "var" else None
-                inner = tuple(emit(over))
-                stmts += [For(*inner_loop, inner)] if inner_loop else list(inner)
+            v = self.loop("rv", whole, loops) if whole.hi > 0 else const(0)
             if not isinstance(n, int) or n % self.lanes:
+                # what is left of the last vector, once for every turn of the other loops
                 over[self.lane_over] = whole * self.lanes + lane
-                stmts += emit(over)
+                rest = emit(over, accs)
+                for v2, extent in reversed([p for p in loops if p[0] is not v]):
+                    rest = [For(v2, extent, tuple(rest))]
+            over[self.lane_over] = v * self.lanes + lane
+        assert self.heavy is not None
+        long = kind == "sum" and t.is_float and self.heavy.op == "reduce" and \
+            prod(e.hi for _, e in loops) > SUM_BLOCK
+        if along and whole.hi == 0:
+            body += rest
+        elif not long:
+            stmts = emit(over, accs)
+            for v2, extent in reversed(loops):
+                stmts = [For(v2, extent, tuple(stmts))]
+            body += stmts + rest
         else:
-            stmts = emit(over)
-        for v2, extent in reversed(loops):
-            stmts = [For(v2, extent, tuple(stmts))]
-        body += stmts
+            # long sums are made of short ones: rounding errors grow with the longest chain
+            parts = [reg(f"part{j}", t, vector) for j in range(len(envs))]
+            env2: dict[Expr, Expr] = {}
+            v2, extent = loops.pop()
+            if extent.hi > 2 * SUM_BLOCK:
+                blocks = (extent + (SUM_BLOCK - 1)) // SUM_BLOCK
+                outer, v3 = var("rb", 0, blocks.hi - 1), var("rs", 0, SUM_BLOCK - 1)
+                env2[v2] = outer * SUM_BLOCK + v3
+                loops.append((outer, blocks))
+                v2, extent = v3, symbolic.minimum(const(SUM_BLOCK), extent - outer * SUM_BLOCK)
+            memo: dict[Expr, Expr] = {}
+            inner_stmts = tuple(_replace(s, env2, memo) for s in emit(over, parts))
+            stmts = [*(Set(q, start) for q in parts), For(v2, extent, inner_stmts),
+                     *(Set(a, combine(kind, a, q)) for a, q in zip(accs, parts))]
+            for v4, extent in reversed(loops):
+                stmts = [For(v4, extent, tuple(stmts))]
+            body += stmts + rest
         self.totals: list[Expr] = list(accs)
         if along:
             self.totals = []
