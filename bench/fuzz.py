@@ -23,7 +23,7 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -53,7 +53,8 @@ MOST_ELEMENTS = 24_000
 class Case:
     """A model with the values of all its tensors.
 
-    states: output -> input that it feeds in the next of `steps` runs; a state begins as zeros.
+    states: output -> input that it feeds in the next run; a state begins as zeros.
+    opened: (input, axis) pairs that are one named dimension, N, in place of their size here.
     exact: tensors whose float32 values any correct evaluation gives to the last bit.
     """
 
@@ -65,6 +66,7 @@ class Case:
     exact: frozenset[str]
     outputs: tuple[str, ...]
     states: dict[str, str] = field(default_factory=dict)
+    opened: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def inputs(self) -> list[str]:
@@ -80,8 +82,10 @@ class Case:
         graph = helper.make_graph(
             self.nodes,
             f"case{self.number}",
-            [_info(name, self.values[name]) for name in self.inputs],
-            [_info(name, self.values[name]) for name in self.outputs],
+            [_info(name, self.values[name], [axis for owner, axis in self.opened if owner == name])
+             for name in self.inputs],
+            [_info(name, self.values[name], range(9) if self.opened else ())
+             for name in self.outputs],
             [numpy_helper.from_array(self.values[name], name)
              for name in sorted(self.constants & used)],
         )
@@ -102,9 +106,11 @@ def uses(node: onnx.NodeProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _info(name: str, value: Array) -> onnx.ValueInfoProto:
+def _info(name: str, value: Array, opened: Collection[int] = ()) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-    return helper.make_tensor_value_info(name, kind, value.shape)
+    unknown = None if len(opened) == 9 else "N"
+    return helper.make_tensor_value_info(
+        name, kind, [unknown if axis in opened else d for axis, d in enumerate(value.shape)])
 
 
 def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
@@ -238,7 +244,7 @@ class Grower:
         for value in found.values():
             if value.dtype.name not in KINDS or value.size > MOST_ELEMENTS or value.ndim > 7:
                 return ""
-            if value.dtype.kind == "f" and value.size:
+            if value.dtype.kind in "fi" and value.size:
                 with np.errstate(invalid="ignore"):
                     if not np.abs(value.astype(np.float64)).max() < LARGEST:
                         return ""
@@ -423,7 +429,8 @@ def _window(b: Grower, size: Sequence[int], dilate: bool = True) -> dict[str, An
         kernel = [kernel[0]] * space
     strides = [b.one([1, 1, 2, 3]) for _ in size] if b.often(0.5) else [b.one([1, 1, 2])] * space
     dilations = [b.one([1, 2, 3]) for _ in size] if dilate and b.often(0.25) else [1] * space
-    low, high = ([b.whole(0, (k - 1) * d if b.often(0.5) else k // 2)
+    automatic = b.one(["SAME_UPPER", "SAME_LOWER", "VALID"]) if b.often(0.15) else ""
+    low, high = ([0 if automatic else b.whole(0, (k - 1) * d if b.often(0.5) else k // 2)
                   for k, d in zip(kernel, dilations)] for _ in range(2))
     for i, n in enumerate(size):
         while (kernel[i] - 1) * dilations[i] + 1 > n + low[i] + high[i]:
@@ -434,8 +441,8 @@ def _window(b: Grower, size: Sequence[int], dilate: bool = True) -> dict[str, An
         out["strides"] = strides
     if dilations != [1] * space:
         out["dilations"] = dilations
-    if b.often(0.15) and "dilations" not in out:
-        out["auto_pad"] = b.one(["SAME_UPPER", "SAME_LOWER", "VALID"])
+    if automatic and "dilations" not in out:
+        out["auto_pad"] = automatic
     elif any(low + high):
         out["pads"] = low + high
     return out
@@ -901,7 +908,48 @@ def grow(number: int, most: int = 9) -> Case:
         if len(b.nodes) >= count:
             break
         MAKERS[b.random.choice(len(MAKERS), p=weights / weights.sum())][1](b)
-    return b.case() if b.nodes else grow(number + 1_000_003, most)
+    if not b.nodes:
+        return grow(number + 1_000_003, most)
+    case = b.case()
+    return opened(case, b.random) if b.often(0.15) and not b.states else case
+
+
+def opened(case: Case, random: np.random.Generator) -> Case:
+    """The case with one size of its inputs left open, if the model means something without it."""
+    sizes = sorted({d for value in case.feeds().values() for d in value.shape if d > 1})
+    if not sizes:
+        return case
+    size = random.choice(sizes)
+    new = replace(case, opened=frozenset(
+        (name, axis) for name, value in case.feeds().items()
+        for axis, d in enumerate(value.shape) if d == size))
+    try:
+        for feeds in resized(new):
+            reference(new.model(), feeds)
+    except Exception:  # whatever onnxruntime raises
+        return case
+    return new
+
+
+def resized(case: Case) -> list[Arrays]:
+    """A case's inputs, also with other sizes of the dimension that is open."""
+    feeds = case.feeds()
+    if not case.opened:
+        return [feeds]
+    size = next(case.values[name].shape[axis] for name, axis in case.opened)
+    out = []
+    for other in (size, size + 3, size - 1):
+        new = dict(feeds)
+        for name, axis in case.opened & {(n, a) for n in feeds for a in range(new[n].ndim)}:
+            new[name] = np.take(new[name], np.arange(other) % size, axis)
+        out.append(new)
+    return out
+
+
+def bounds(case: Case) -> dict[str, tuple[int, int]]:
+    """What the compiler is told about the open dimension."""
+    sizes = [case.values[name].shape[axis] for name, axis in case.opened]
+    return {"N": (max(1, sizes[0] - 2), sizes[0] + 3)} if sizes else {}
 
 
 # ---- comparing
@@ -986,13 +1034,15 @@ def product(case: Case, runs: list[Arrays]) -> Outputs:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.onnx"
         path.write_bytes(case.model().SerializeToString())
-        graph = importer.load(path)
+        graph = importer.load(path, dims=bounds(case))
         state = {name: np.zeros_like(case.values[name]) for name in case.states.values()}
+        shapes = []
         for feeds in runs:
             out = interpret(graph, {**feeds, **state})
             state = {name: out[source] for source, name in case.states.items()}
+            shapes.append({name: out[name].shape for name in case.outputs})
             yield "interpreter", {name: out[name] for name in case.outputs}
-        plan = tinyedge.compile(path, target="cpu", states=case.states)
+        plan = tinyedge.compile(path, target="cpu", dims=bounds(case), states=case.states)
         plan.save(Path(folder) / "case.pkl")
         visible = [name for name in case.outputs if name not in case.states]
         poison = {name: np.full_like(value, np.nan) if value.dtype.kind == "f" else value
@@ -1001,9 +1051,10 @@ def product(case: Case, runs: list[Arrays]) -> Outputs:
             run = tinyedge.load(Path(folder) / "case.pkl", threads=threads)
             if not case.states:  # a stateful plan would remember it
                 run(**poison)
-            for feeds in runs:
+            for feeds, shape in zip(runs, shapes):
                 given = {name: fenced(value) for name, value in feeds.items()}
-                into = {name: fenced(case.values[name]) for name in visible}
+                into = {name: fenced(np.zeros(shape[name], case.values[name].dtype))
+                        for name in visible}
                 out = run(**given, out=into)
                 for name, value in given.items():
                     if value.tobytes() != feeds[name].tobytes():
@@ -1013,10 +1064,10 @@ def product(case: Case, runs: list[Arrays]) -> Outputs:
 
 def check(case: Case, subject: Subject = product) -> str:
     """"" or what is wrong, as "kind: text"."""
-    first = {name: value for name, value in case.feeds().items()
-             if name not in case.states.values()}
+    runs = resized(case)
+    first = runs[0] = {name: value for name, value in runs[0].items()
+                       if name not in case.states.values()}
     random = np.random.default_rng(case.number)
-    runs = [first]
     for _ in range(2 if case.states else 0):
         runs.append({
             name: np.asarray(random.normal(0, 1, value.shape), value.dtype)
@@ -1080,7 +1131,7 @@ def isolated(task: Callable[[], str], seconds: int = 120) -> str:
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         return f"hang: no end in {seconds} s" if name == "SIGALRM" else f"crash: {name}"
-    return text if not os.WEXITSTATUS(status) else "crash: the checking process failed"
+    return text if not os.WEXITSTATUS(status) else "failed: nothing can be said about it"
 
 
 # ---- making it small
@@ -1123,8 +1174,9 @@ def pruned(case: Case) -> Case:
             needed |= set(uses(node))
             nodes.append(node)
     made = {name for node in nodes for name in node.output}
-    return replace(case, nodes=tuple(reversed(nodes)),
-                   outputs=tuple(name for name in case.outputs if name in made))
+    new = replace(case, nodes=tuple(reversed(nodes)),
+                  outputs=tuple(name for name in case.outputs if name in made))
+    return replace(new, opened=frozenset(p for p in case.opened if p[0] in new.inputs))
 
 
 def kind_of(finding: str) -> str:
@@ -1151,7 +1203,8 @@ def describe(case: Case) -> str:
         lines += [f"    {show(name)}" for name in node.input]
     shown = ", ".join(show(name) for name in case.outputs)
     states = f"; states {case.states}" if case.states else ""
-    return "\n".join([*lines, f"-> {shown}{states} (opset {case.opset})"])
+    free = f"; N = {bounds(case)['N']} is {sorted(case.opened)}" if case.opened else ""
+    return "\n".join([*lines, f"-> {shown}{states}{free} (opset {case.opset})"])
 
 
 SCRIPT = '''"""{finding}
@@ -1181,9 +1234,9 @@ feeds = {{name: FEEDS[name] for name in FEEDS.files}}
 import onnxruntime
 names = [o.name for o in onnxruntime.InferenceSession(MODEL).get_outputs()]
 want = dict(zip(names, onnxruntime.InferenceSession(MODEL).run(names, feeds)))
-graph = tinyedge.onnx.load(path)
+graph = tinyedge.onnx.load(path, dims={dims})
 mine = interpret(graph, feeds)
-tinyedge.compile(path, target="cpu", states=STATES).save(folder / "case.pkl")
+tinyedge.compile(path, target="cpu", dims={dims}, states=STATES).save(folder / "case.pkl")
 given = {{name: value for name, value in feeds.items() if name not in STATES.values()}}
 got = tinyedge.load(folder / "case.pkl", threads=1)(**given)
 for name, value in want.items():
@@ -1209,7 +1262,7 @@ def script(case: Case, finding: str) -> str:
         finding=finding.replace("\\", "/").replace('"""', "'''"), number=case.number,
         text=describe(case).replace("\\", "/").replace('"""', "'''"),
         model=pack(case.model().SerializeToString()).replace("\\", "\\\\"),
-        feeds=pack(file.getvalue()), states=case.states)
+        feeds=pack(file.getvalue()), states=case.states, dims=bounds(case))
 
 
 def tried(case: Case) -> str:
