@@ -10,15 +10,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import errors as errors
     from .compiler import compile as compile
+    from .jit import jit as jit
+    from .onnx.importer import check as check
     from .runtime import load as load
+    from .tensor import Tensor as Tensor
 
 __version__ = "0.1.0"
 
-_HOME = {"load": "runtime", "compile": "compiler"}
+_HOME = {
+    "Tensor": "tensor", "check": "onnx", "compile": "compiler", "errors": "", "jit": "jit",
+    "load": "runtime",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'tinyedge' has no attribute {name!r}")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tinyedge' has no attribute {name!r}")
+    if not home:
+        return import_module(f".{name}", __name__)
+    value = getattr(import_module(f".{home}", __name__), name)
+    # importing tinyedge.jit has put the module in the function's place
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
