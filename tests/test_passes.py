@@ -168,6 +168,9 @@ SAME: dict[str, tuple[Callable[[], Node], Callable[[], Node]]] = {
     "max of repeated values": (
         lambda: g.reduce("max", g.expand(g.narrow(X, 0, 0, 1), (5, 3, 4)), [0]),
         lambda: g.narrow(X, 0, 0, 1)),
+    "sum of repeated values": (
+        lambda: g.reduce("sum", g.expand(g.narrow(X, 0, 0, 1), (5, 3, 4)), [0]),
+        lambda: g.mul(g.narrow(X, 0, 0, 1), const2(X, 5))),
     "elementwise of repeated values": (
         lambda: g.exp(g.expand(g.narrow(X, 0, 0, 1), (2, 3, 4))),
         lambda: g.expand(g.exp(g.narrow(X, 0, 0, 1)), (2, 3, 4))),
@@ -217,6 +220,8 @@ DIFFERENT: dict[str, Callable[[], Node]] = {
     "reduce of another kind": lambda: g.reduce("max", g.reduce("sum", X, [2]), [0]),
     "product of repeated values": lambda: g.reduce(
         "prod", g.expand(g.narrow(X, 0, 0, 1), (5, 3, 4)), [0]),
+    "sum of more repeated values than the type counts": lambda: g.reduce(
+        "sum", g.expand(g.cast(g.narrow(I, 0, 0, 1), INT8), (300, 3, 4)), [0]),
     "elementwise of values repeated differently": lambda: g.add(
         g.expand(g.narrow(X, 0, 0, 1), (2, 3, 4)), g.expand(g.narrow(X, 1, 0, 1), (2, 3, 4))),
 }

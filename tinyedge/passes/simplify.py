@@ -492,7 +492,8 @@ def reduce_view(n: Node) -> Node | None:
     out = g.reduce(kind, inner, [a for a in axes if a not in repeated])
     if kind == "sum" and n.dtype is not BOOL:
         count = prod(c for c in counts if isinstance(c, int))
-        if n.dtype.is_float and count > 2048:
+        # where the type can't hold the count, repeated addition rounds or wraps as it may
+        if count > (2048 if n.dtype.is_float else n.dtype.limits[1]):
             return None
         out = g.mul(out, g.like(out, count))
     return out
