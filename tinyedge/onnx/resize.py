@@ -30,16 +30,17 @@ def positions(
     mode: str, out: int, size: int, scale: float, roi: tuple[float, float] | None = None
 ) -> Floats:
     """Where each output pixel lies among the input's, by the coordinate transformation."""
-    x = np.arange(out, dtype=np.float64)
+    # in float32, as everybody does it, so that positions midway between pixels round alike
+    x, scale = np.arange(out, dtype=np.float32), np.float32(scale)
     if mode == "align_corners":
         # the resized length is the exact one, before it is cut down to whole pixels
-        return x * (size - 1) / (scale * size - 1) if out > 1 else np.zeros(out)
+        return x * np.float32(size - 1) / (scale * size - 1) if out > 1 else np.zeros(out)
     if mode == "asymmetric":
         return x / scale
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
     if mode == "pytorch_half_pixel" and out == 1:
-        return np.full(1, -0.5)
+        return np.zeros(1)
     if mode == "tf_crop_and_resize":
         low, high = roi or (0.0, 1.0)
         if out == 1:
