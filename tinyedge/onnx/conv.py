@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from .. import graph as g
+from ..codegen.symbolic import lift
 from ..dtype import INT32
 from ..graph import Form, Node
 from ..shape import Dim, dim
@@ -79,8 +80,9 @@ def window(c: Context, sizes: Sequence[Dim], kernel: Sequence[int], ceil: bool =
                 # a window that would begin in the padding at the end is left out
                 out -= (out - 1) * s >= d + low
                 extra = max((out - 1) * s - room, 0)
-        if isinstance(out, int) and out < 0 or isinstance(room, int) and room < 0 and not ceil:
-            c.misfit(f"a window of {reach} does not fit dimension {2 + i} of size {d}")
+        if lift(room).lo < 0 and not (ceil and isinstance(out, int) and out >= 0):
+            least = "" if isinstance(d, int) else f", which can be {lift(d).lo}"
+            c.misfit(f"a window of {reach} does not fit dimension {2 + i} of size {d}{least}")
         lows.append(low)
         highs.append(high)
         extras.append(extra)

@@ -69,9 +69,10 @@ def _const(n: Node, of: Operand) -> Known:
 
 def _reduce(n: Node, of: Operand) -> Any:
     x = n.inputs[0]
-    if n["kind"] == "sum" and x.op == "expand" and x.inputs[0].op == "const":
-        ones = x.inputs[0].value
-        if ones.size == 1 and ones.ravel()[0] == 1 and len(n["axes"]) == x.rank:
+    if n["kind"] == "sum" and x.op == "expand" and len(n["axes"]) == x.rank:
+        # as many ones as a dimension has elements: `registry.extent`
+        ones = of(x.inputs[0])
+        if ones.size == 1 and ones.ravel()[0] == 1:
             return np.array(size(x.shape), object)
     fold = {"sum": _add, "prod": _mul, "max": _max, "min": _min}[n["kind"]]
     return np.frompyfunc(fold, 2, 1).reduce(of(x), axis=n["axes"], keepdims=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import graph as g
+from ..errors import ShapeError
 from ..graph import Form, Node
-from ..shape import Dim, same
+from ..shape import Dim, same, show
 from .conv import shifted
 from .elementwise import scaled
 from .registry import Context, op
@@ -18,13 +19,15 @@ def einsum(a: Node, b: Node, left: Sequence[Letter], right: Sequence[Letter],
            out: Sequence[Letter]) -> Node:
     """The product of two tensors whose dimensions carry letters, summed over those not in `out`.
 
-    A dimension of size 1 is broadcast.
+    A dimension of size 1 is broadcast. ShapeError where sizes differ otherwise.
     """
     sizes: dict[Letter, Dim] = {}
     for x, letters in ((a, left), (b, right)):
         for d, letter in zip(x.shape, letters):
             if letter not in sizes or same(sizes[letter], 1):
                 sizes[letter] = d
+            elif not same(d, 1) and not same(d, sizes[letter]):
+                raise ShapeError(f"shapes {show(a.shape)} and {show(b.shape)} can't be multiplied")
     over = [v for v in dict.fromkeys((*left, *right)) if v not in out]
     number = {letter: i for i, letter in enumerate((*out, *over))}
 
@@ -52,7 +55,7 @@ def matmul(c: Context, a: Node, b: Node, flip_a: bool = False, flip_b: bool = Fa
         right[-2:] = column, inner
     if not a.rank or not b.rank or \
             not same(a.shape[left.index(inner)], b.shape[right.index(inner)]):
-        c.misfit(f"shapes {a.shape} and {b.shape} can't be multiplied")
+        c.misfit(f"shapes {show(a.shape)} and {show(b.shape)} can't be multiplied")
     out: list[Letter] = [*batch, *([row] if a.rank > 1 else []), *([column] if b.rank > 1 else [])]
     return einsum(a, b, left, right, out)
 

@@ -114,10 +114,21 @@ def resolve(c: Context, x: Node, wanted: Sequence[Dim], zeros: bool) -> Shape:
     out = [x.shape[i] if same(d, 0) and not zeros else d for i, d in enumerate(wanted)]
     if any(same(d, -1) for d in out):
         at = next(i for i, d in enumerate(out) if same(d, -1))
-        rest = count(d for i, d in enumerate(out) if i != at)
-        total = count(x.shape)
-        out[at] = 0 if same(rest, 0) else dim(symbolic.floordiv(total, rest))
+        rest = [d for i, d in enumerate(out) if i != at]
+        out[at] = 0 if any(same(d, 0) for d in rest) else quotient(x.shape, rest)
     return tuple(out)
+
+
+def quotient(above: Sequence[Dim], below: Sequence[Dim]) -> Dim:
+    """The size of one shape by that of another that divides it."""
+    left, over = list(above), []
+    for d in below:
+        twin = next((i for i, e in enumerate(left) if same(d, e)), None)
+        if twin is None:
+            over.append(d)
+        else:
+            del left[twin]
+    return dim(symbolic.floordiv(count(left), count(over)))
 
 
 @op("Flatten", 1, 9, 11, 13, 21, 23, 24, 25)
@@ -132,6 +143,9 @@ def squeeze(c: Context, x: Node, axes: Node | None = None) -> Node:
     given = c.axes(axes, 1)
     if given is None:
         given = [i for i, d in enumerate(x.shape) if same(d, 1)]
+        for d in x.shape:
+            if not isinstance(d, int) and d.lo <= 1 <= d.hi:
+                c.refuse(f"without axes it depends on whether dimension {d} is 1; bind it")
     over = {g.normal_axis(a, x.rank) for a in given}
     for a in over:
         if not same(x.shape[a], 1):
