@@ -31,9 +31,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tinyedge' has no attribute {name!r}")
     if not home:
         return import_module(f".{name}", __name__)
-    value = getattr(import_module(f".{home}", __name__), name)
-    # importing tinyedge.jit has put the module in the function's place
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
     return value
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import log, prod
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -195,7 +195,8 @@ class Tensor:
         first, last = (0, start) if stop is None else (start, stop)
         if not step:
             raise InputError("arange: step is 0")
-        return Tensor(np.arange(first, last, step, dtype))
+        made: Callable[..., Array] = np.arange
+        return Tensor(made(first, last, step, dtype))
 
     @staticmethod
     def eye(rows: int, columns: int | None = None, dtype: Any = np.float64) -> Tensor:
@@ -1059,9 +1060,10 @@ UFUNCS: Mapping[Any, Callable[..., Tensor]] = {
 
 # from nodes to values
 
-def traced(roots: Sequence[Node]) -> Node | None:
-    """An argument of a `jit` capture on which the nodes depend, if there is one."""
-    return next((n for n in g.walk(roots) if n.op == "input" and n not in _arrays), None)
+def traced(roots: Sequence[Node], known: Collection[Node] = ()) -> Node | None:
+    """An argument of a `jit` capture, not one of `known`, on which the nodes depend, if any."""
+    return next((n for n in g.walk(roots)
+                 if n.op == "input" and n not in _arrays and n not in known), None)
 
 
 def values(roots: Sequence[Node]) -> dict[Node, Array]:
