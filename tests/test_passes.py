@@ -153,8 +153,6 @@ SAME: dict[str, tuple[Callable[[], Node], Callable[[], Node]]] = {
     "pad pad": (
         lambda: g.pad(g.pad(X, (1, 0, 0), (0, 0, 0)), (1, 0, 0), (0, 0, 1)),
         lambda: g.pad(X, (2, 0, 0), (0, 0, 1))),
-    "concat concat": (
-        lambda: g.concat([g.concat([X, Y], 1), X], 1), lambda: g.concat([X, Y, X], 1)),
     "concat of neighbouring slices": (
         lambda: g.concat([g.narrow(X, 2, 0, 1), g.narrow(X, 2, 1, 3)], 2), lambda: X),
     "gather by one index": (

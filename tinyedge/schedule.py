@@ -12,13 +12,13 @@ a halo of zeros where a consumer pads: convolutions then read whole vectors and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import graph as g
 from .codegen import symbolic
 from .codegen.ir import Expr, const, load, var
-from .codegen.lower import HEAVY, Index, Layout, Lower, plain, reindex
+from .codegen.lower import HEAVY, Index, Layout, Lower, accumulator, plain, reindex
 from .codegen.symbolic import TRUE, both, lift
 from .dtype import BOOL, INT64, DType
 from .graph import ELEMENTWISE, VIEWS, Graph, Node, Valid
@@ -392,30 +392,21 @@ class _Former:
                 lane = contract_lane(self.heavy_of[n])
                 if lane is not None:
                     return _inner_last(n.rank, lane), lane != n.rank - 1 or n.rank > 2
-            best: tuple[int, tuple[tuple[int, ...], bool]] | None = None
-            seen: set[Node] = set()
-            stack = list(n.inputs)
-            while stack:
-                x = stack.pop()
-                if x in seen or x.rank != n.rank and x.op not in ("reshape", "permute"):
+            # the dimension that moves along the innermost one of what is read
+            weight = [0] * n.rank
+            whole = False
+            for m, index, variables in self._read_by(n):
+                order, rounded = prefers.get(m, (tuple(range(m.rank)), False))
+                if not order or n.op == "concat" and m.op in LEAVES:
                     continue
-                seen.add(x)
-                if x in prefers:
-                    weight = upper(size(x.shape))
-                    if best is None or weight > best[0]:
-                        best = (weight, prefers[x])
-                elif x.op == "permute":
-                    y = x.inputs[0]
-                    if y in prefers and y.rank == n.rank:
-                        order, whole = prefers[y]
-                        moved = tuple(x["order"].index(d) for d in order)
-                        if best is None:
-                            best = (upper(size(x.shape)), (moved, whole))
-                elif x not in self.where and x.op not in LEAVES:
-                    stack.extend(x.inputs)
-            if best is not None and any(not same(n.shape[d], 1) for d in best[1][0][-1:]):
-                return best[1]
-            return natural, False
+                for d, v in enumerate(variables):
+                    if v in index[order[-1]].vars and upper(n.shape[d]) >= 4:
+                        weight[d] += upper(size(m.shape))
+                        whole = whole or rounded
+            if not any(weight):
+                return natural, False
+            inner = max(range(n.rank), key=lambda d: (weight[d], d))
+            return _inner_last(n.rank, inner), whole and inner != n.rank - 1
 
         for n in self.nodes:
             if n in self.memory and n not in self.where and n.op not in ("const", "result"):
@@ -489,6 +480,29 @@ class _Former:
                             i[moved[0]] is v:
                         out.setdefault(m, moved[0])
         return out
+
+    def _read_by(self, n: Node) -> Iterator[tuple[Node, Index, Index]]:
+        """What the kernel of `n` reads: (node, index, the variables of n's dimensions)."""
+        heavy = self.heavy_of.get(n)
+        variables = tuple(var(f"o{i}", 0, max(upper(d) - 1, 0)) for i, d in enumerate(n.shape))
+        found: list[tuple[Node, Index]] = []
+
+        def read(m: Node, index: Index, guard: Expr) -> Expr | None:
+            if m is n or m not in self.memory:
+                return None
+            found.append((m, index))
+            return load(0, const(0), m.dtype)
+
+        lower = Lower(read, lambda m: None, heavy)
+        if heavy is not None and heavy.rank == n.rank:
+            over = tuple(var(f"r{i}", 0, max(upper(d) - 1, 0))
+                         for i, d in enumerate(lower.extents()))
+            lower.body(variables, over)
+            lower.epilogue(n, variables, const(0, accumulator(heavy.dtype)))
+        elif heavy is None and n.op != "scatter":
+            lower.value(n, variables)
+        for m, index in found:
+            yield m, index, variables
 
     def _reached(self, x: Node, at: Index) -> list[tuple[Node, Index]]:
         """What is read for x at an index: nodes with memory, and where."""

@@ -426,17 +426,16 @@ def pad_pad(n: Node) -> Node | None:
     return g.pad(x.inputs[0], low, high, n["value"].array.reshape(-1)[0])
 
 
-def concat_flat(n: Node) -> Node | None:
-    """concat(concat(a, b), c) -> concat(a, b, c); adjacent slices of one tensor are joined."""
+def concat_joined(n: Node) -> Node | None:
+    """Adjacent slices of one tensor are joined. A concat in a concat stays: it is a part of it in
+    memory, where its elements would be copied once more if they were taken out of it."""
     axis = n["axis"]
     parts: list[Node] = []
     for x in n.inputs:
-        inner = x.inputs if x.op == "concat" and x["axis"] == axis else (x,)
-        for y in inner:
-            if parts and (joined := _join(parts[-1], y, axis)) is not None:
-                parts[-1] = joined
-            else:
-                parts.append(y)
+        if parts and (joined := _join(parts[-1], x, axis)) is not None:
+            parts[-1] = joined
+        else:
+            parts.append(x)
     return None if tuple(parts) == n.inputs else g.concat(parts, axis)
 
 
@@ -508,7 +507,7 @@ RULES: dict[str, list[Rule]] = {
     "expand": [view_again],
     "slice": [view_again, slice_view],
     "pad": [pad_pad],
-    "concat": [concat_flat],
+    "concat": [concat_joined],
     "gather": [gather_slice],
     "reduce": [reduce_view],
 }
