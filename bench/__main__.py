@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ import tinyedge
 from bench import measure
 from bench.measure import MB, fresh
 from examples.files import write_whole
-from tests.models import MODELS, inputs, model
+from tests.models import MODELS, Array, inputs, model
+from tinyedge.plan import Plan
 
 LIMIT = 1e-4
 FOLDER = Path(__file__).resolve().parent
@@ -93,27 +95,46 @@ def compared(name: str, plan: Path, threads: int, runs: int) -> Figures:
 
 
 def overhead(folder: Path) -> Figures:
-    """Microseconds of a call of a plan with one operation on one element, and of a barrier."""
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "one"], ["y"], "add")], "one",
-        [helper.make_tensor_value_info("x", kind, [1])],
-        [helper.make_tensor_value_info("y", kind, [1])],
-        [onnx.numpy_helper.from_array(np.ones(1, np.float32), "one")])
-    path = folder / "one.onnx"
-    onnx.save(helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    tinyedge.compile(path).save(folder / "one.pkl")
-    x, out = np.ones(1, np.float32), {"y": np.empty(1, np.float32)}
+    """Microseconds of a call with one operation on one element, and of one more step that waits
+    for the step before it."""
+    x = np.ones(1, np.float32)
+    one = chain("Add", 1, x, x, folder / "one.onnx")
+    rows, square = np.ones((64, 16), np.float32), np.eye(16, dtype=np.float32)
+    lengths = (1, 65)
+    chains = [chain("MatMul", n, rows, square, folder / f"{n}.onnx") for n in lengths]
     figures: Figures = {}
     for threads in (1, 2):
-        with measure.processors(threads), tinyedge.load(
-                folder / "one.pkl", threads=threads) as run:
+        with measure.processors(threads):
             of = f"{threads} thread{'s' * (threads > 1)}"
+            run = tinyedge.load(one, threads=threads)
             figures[f"call, {of}"] = usual(partial(run, x=x))
-            figures[f"call with out=, {of}"] = usual(partial(run, x=x, out=out))
-    figures["onnxruntime's call"] = usual(partial(measure.session(path, 1).run, None, {"x": x}))
+            figures[f"call with out=, {of}"] = usual(
+                partial(run, x=x, out={"y": np.empty_like(x)}))
+            run.close()
+            times = []
+            for plan in chains:
+                with tinyedge.load(plan, threads=threads) as run:
+                    times.append(usual(partial(run, x=rows)))
+            steps = [len(plan.steps) for plan in chains]
+            figures[f"a dependent step (a product of 64 x 16 by 16 x 16), {of}"] = (
+                times[1] - times[0]) / (steps[1] - steps[0])
+    theirs = measure.session(folder / "one.onnx", 1)
+    figures["onnxruntime's call"] = usual(partial(theirs.run, None, {"x": x}))
     return figures
+
+
+def chain(operator: str, length: int, x: Array, other: Array, path: Path) -> Plan:
+    """The plan of a model that applies an operator with one constant again and again."""
+    names = ["x", *(f"t{i}" for i in range(1, length)), "y"]
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node(operator, [a, "c"], [b]) for a, b in pairwise(names)], "chain",
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_tensor_value_info("y", kind, x.shape)],
+        [onnx.numpy_helper.from_array(other, "c")])
+    onnx.save(helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return tinyedge.compile(path)
 
 
 def usual(call: Callable[[], object]) -> float:
@@ -177,7 +198,7 @@ def report(results: Figures) -> str:
                  f"{f['load peak'] - f['size']:.1f} MB", "16 MB"],
                 [f"{SHOWCASE}: peak memory to save", f"{f['save peak']:.1f} MB", ""],
             ]
-        lines += [[f"one operation on one element: {key}", f"{value:.1f} µs",
+        lines += [[f"small plans: {key}", f"{value:.1f} µs",
                    "50 µs" if key.startswith("call") else ""]
                   for key, value in results["overhead"].items()]
         parts.append(rows(lines))

@@ -1050,12 +1050,12 @@ def product(case: Case, runs: list[Arrays]) -> Outputs:
         for label, threads in (("plan", 1), ("again: plan on two threads", 2)):
             run = tinyedge.load(Path(folder) / "case.pkl", threads=threads)
             if not case.states:  # a stateful plan would remember it
-                run(**poison)
+                run(poison)
             for feeds, shape in zip(runs, shapes):
                 given = {name: fenced(value) for name, value in feeds.items()}
                 into = {name: fenced(np.zeros(shape[name], case.values[name].dtype))
                         for name in visible}
-                out = run(**given, out=into)
+                out = run(given, out=into)
                 for name, value in given.items():
                     if value.tobytes() != feeds[name].tobytes():
                         raise AssertionError(f"the run wrote to its input {name}")
@@ -1097,8 +1097,8 @@ def check(case: Case, subject: Subject = product) -> str:
             before[i] = out
     except UnsupportedError as error:
         # what an importer refuses names the operator; other stages have no business to refuse
-        text = re.match(r"node '\S+' \((\w+), opset \d+\)(.*)", str(error))
-        return f"unsupported: {text[1]}{text[2]}" if text else f"refused: {error}"
+        named = re.match(r"node '\S+' \((\w+), opset \d+\)(.*)", str(error))
+        return f"unsupported: {named[1]}{named[2]}" if named else f"refused: {error}"
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return (f"{type(error).__name__} in {Path(frame.filename).name}:{frame.name}:{frame.lineno}"
