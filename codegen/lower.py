@@ -315,9 +315,20 @@ def elementwise(name: str, args: Sequence[Expr]) -> Expr:
     """An elementwise operation, transcendental ones taken apart."""
     if name in transcendental.NAMES and args[0].dtype.is_float:
         return transcendental.expand(op(name, *args))
+    if name == "mod" and args[0].dtype.is_float:
+        return float_mod(*args)
     if name == "where" and args[0].op == "const":
         return args[1] if args[0].attr else args[2]
     return op(name, *args)
+
+
+def float_mod(a: Expr, b: Expr) -> Expr:
+    """a - floor(a / b) * b, and what its limit is where b is infinite."""
+    infinite, zero = const(float("inf"), a.dtype), const(0, a.dtype)
+    r = op("sub", a, op("mul", op("floor", op("div", a, b)), b))
+    against = op("and", op("ne", a, zero), op("ne", op("lt", a, zero), op("lt", b, zero)))
+    edge = op("and", op("eq", op("abs", b), infinite), op("lt", op("abs", a), infinite))
+    return op("where", edge, op("where", against, b, a), r)
 
 
 def reindex(outer: Shape, inner: Shape, index: Index) -> Index:

@@ -60,7 +60,7 @@ and returns a `Valid`, which later stages ask for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NewType
@@ -484,15 +484,15 @@ Valid = NewType("Valid", Graph)
 """A graph that `validate` has accepted."""
 
 
-def walk(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every node below `roots`, operands first, without recursion."""
+def walk(roots: Iterable[Node], done: Container[Node] = ()) -> Iterator[Node]:
+    """Every node below `roots`, operands first, without recursion; nothing at or below `done`."""
     seen: set[Node] = set()
     stack = [(r, False) for r in reversed(list(roots))]
     while stack:
         n, ready = stack.pop()
         if ready:
             yield n
-        elif n not in seen:
+        elif n not in seen and n not in done:
             seen.add(n)
             stack.append((n, True))
             stack.extend((i, False) for i in reversed(n.inputs) if i not in seen)
@@ -527,7 +527,7 @@ def rewrite(graph: Graph, rules: Mapping[str, Sequence[Rule]]) -> Graph:
         raise AssertionError(f"rewriting {n} does not end")
 
     def fixed(root: Node) -> Node:
-        for n in walk((root,)):
+        for n in walk((root,), memo):
             if n not in memo:
                 memo[n] = n  # guards against a cycle of rules
                 inputs = tuple(memo[i] for i in n.inputs)

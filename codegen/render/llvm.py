@@ -202,6 +202,8 @@ class Renderer:
         if e.op == "cast":
             return self.cast(a[0], x.dtype, e.dtype, d, vec)
         if e.op == "bitcast":
+            if BOOL in (x.dtype, e.dtype):  # one bit in a register, eight in memory
+                return self.cast(a[0], x.dtype, e.dtype, d, vec)
             return self.line(f"bitcast {s} {a[0]} to {t}", d)
         return self.arithmetic(e, a, s, t, d, vec)
 
@@ -234,11 +236,6 @@ class Renderer:
                 return self.line(f"fcmp {FLOAT_TESTS[o]} {s} {a[0]}, {a[1]}", d)
             if o == "isnan":
                 return self.line(f"fcmp uno {s} {a[0]}, {a[0]}", d)
-            if o == "mod":
-                q = self.line(f"fdiv {t} {a[0]}, {a[1]}", d)
-                q = self.line(self.intrinsic(f"llvm.floor.{suffix}", t, f"{t} {q}"), d)
-                q = self.line(f"fmul {t} {q}, {a[1]}", d)
-                return self.line(f"fsub {t} {a[0]}, {q}", d)
             raise AssertionError(f"no rendering of {o} for {kind}")
         signed = kind.kind == "i"
         sign = "s" if signed else "u"

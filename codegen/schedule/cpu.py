@@ -227,7 +227,7 @@ class Scheduler:
         for kind, i, v, extent in options:
             n = upper(extent)
             lanes = min(full, 1 << max(0, (n - 1).bit_length()))
-            if lanes < 2:
+            if lanes < 2 or n < 1:
                 continue
             useful = n / (-(-n // lanes) * lanes) * lanes
             work = cost(v, self.body_loads)
