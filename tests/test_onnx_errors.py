@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.cases import Const, floats, k, model, row, scalar
-from tinyedge.errors import InputError, ModelError, ShapeError, UnsupportedError
+from tests.cases import Const, cases, floats, k, model, row, scalar
+from tinyedge.errors import InputError, ModelError, ShapeError, TinyedgeError, UnsupportedError
 from tinyedge.graph import walk
 from tinyedge.interpreter import interpret
 from tinyedge.onnx import check, load
@@ -98,6 +100,37 @@ def test_external_data_that_are_missing_cut_off_or_elsewhere(tmp_path: Path) -> 
     moved.write_bytes(content)
     with pytest.raises(ModelError, match="outside the model's folder"):
         load(moved)
+
+
+def test_external_data_above_2_gb_are_mapped(tmp_path: Path) -> None:
+    rows = 1 << 20
+    stored = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[rows, 600],
+                         data_location=TensorProto.EXTERNAL)
+    stored.external_data.add(key="location", value="big.bin")
+    graph = helper.make_graph([helper.make_node("Gather", ["w", "x"], ["y"])], "g",
+                              [tensor("x", [3], TensorProto.INT64)], [tensor("y", None)], [stored])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
+    with open(tmp_path / "big.bin", "wb") as file:
+        file.truncate(rows * 2400)  # a hole: it takes no room on disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out = interpret(load(path), {"x": np.array([0, 5, rows - 1])})["y"]
+    assert out.shape == (3, 600) and not out.any()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
+
+
+def test_damaged_models_are_loaded_or_refused() -> None:
+    random = np.random.default_rng(0)
+    models = [c.model.SerializeToString() for c in cases()[::40]]
+    for _ in range(500):
+        data = bytearray(models[random.integers(len(models))])
+        for place in random.integers(len(data), size=random.integers(1, 4)):
+            data[place] = random.integers(256)
+        with contextlib.suppress(TinyedgeError):
+            load(bytes(data))
+        with contextlib.suppress(TinyedgeError):
+            check(bytes(data))
 
 
 # versions

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 def named(proto: onnx.ModelProto, axes: dict[int, str], name: str = "i0") -> onnx.ModelProto:
     """The model with names for some of an input's dimensions, and nothing known of its outputs."""
-    out = onnx.ModelProto.FromString(proto.SerializeToString())
+    out: onnx.ModelProto = onnx.ModelProto.FromString(proto.SerializeToString())
     info = next(i for i in out.graph.input if i.name == name)
     for axis, label in axes.items():
         info.type.tensor_type.shape.dim[axis].dim_param = label

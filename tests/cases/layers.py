@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,10 @@ def rows() -> Iterator[Case]:
 def convolutions() -> Iterator[Case]:
     def conv(
         name: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, opset: int = 11,
-        **a: object,
+        **a: Any,
     ) -> Case:
         b = Const(floats(w[0])) if bias else None
-        inputs = [floats(*x), Const(floats(*w)), *([b] if b else [])]
+        inputs: list[Any] = [floats(*x), Const(floats(*w)), *([b] if b else [])]
         return row("Conv", *inputs, name=name, opset=opset, **a)
 
     yield conv("plain", (2, 3, 9, 8), (4, 3, 3, 3), bias=True)
@@ -56,10 +57,10 @@ def convolutions() -> Iterator[Case]:
 
 def transposed() -> Iterator[Case]:
     def up(
-        name: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, **a: object
+        name: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = False, **a: Any
     ) -> Case:
         group = int(str(a.get("group", 1)))
-        inputs = [floats(*x), Const(floats(*w))]
+        inputs: list[Any] = [floats(*x), Const(floats(*w))]
         if bias:
             inputs.append(Const(floats(w[1] * group)))
         return row("ConvTranspose", *inputs, name=name, opset=11, **a)

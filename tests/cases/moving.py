@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -113,7 +114,8 @@ def makers() -> Iterator[Case]:
     fill = helper.make_tensor("value", TensorProto.FLOAT, [1], [2.5])
     yield model([helper.make_node("ConstantOfShape", ["i1"], ["r"], value=fill), add],
                 [floats(2, 3), k(2, 3)], "ConstantOfShape")
-    for name, value in {"value_float": 1.5, "value_floats": [1.0, 2.0, 3.0]}.items():
+    values: dict[str, Any] = {"value_float": 1.5, "value_floats": [1.0, 2.0, 3.0]}
+    for name, value in values.items():
         yield model([helper.make_node("Constant", [], ["r"], **{name: value}), add],
                     [floats(2, 3)], f"Constant_{name}")
     yield row("Where", bools(2, 3), floats(2, 3), scalar(0, np.float32), name="constant")

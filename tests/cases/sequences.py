@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from . import Case, Const, floats, k, model, row, scalar
 
@@ -65,8 +66,8 @@ def weights_of(n: int, hidden: int, size: int) -> list[Const]:
             Const(floats(1, 2 * n * hidden))]
 
 
-def graph(name: str, nodes: list[object], inputs: dict[str, tuple[int, list[int]]],
-          outputs: dict[str, tuple[int, list[int] | None]]) -> GraphProto:
+def graph(name: str, nodes: list[NodeProto], inputs: dict[str, Any],
+          outputs: dict[str, Any]) -> GraphProto:
     return helper.make_graph(
         nodes, name, [helper.make_tensor_value_info(n, *v) for n, v in inputs.items()],
         [helper.make_tensor_value_info(n, *v) for n, v in outputs.items()],
@@ -125,7 +126,7 @@ def loops() -> Iterator[Case]:
                 [np.array(True), np.ones(3, np.float32), np.ones(3, np.float32),
                  scalar(20, np.float32)], "Loop_while")
     grow = graph("grow", [n("Concat", ["s", "i2"], ["t"], axis=0), n("Identity", ["c"], ["c2"])],
-                 {"i": (INT64, []), "c": (BOOL, []), "s": (FLOAT, ["n"])},  # type: ignore[list-item]
+                 {"i": (INT64, []), "c": (BOOL, []), "s": (FLOAT, ["n"])},
                  {"c2": (BOOL, []), "t": (FLOAT, None)})
     yield model([n("Loop", ["i0", "", "i1"], ["o0"], body=grow)],
                 [scalar(3), floats(2), floats(3)], "Loop_growing")

@@ -23,6 +23,10 @@ from .read import Source, array, read
 from .registry import TABLE, Context, Value, element_type
 
 Bound = int | tuple[int, int]
+NEWEST = 1 << 30
+"""An opset above all there will be."""
+DEEPEST = 30
+"""Functions that may call each other."""
 FOLDED = 1 << 16
 """Elements of a constant that is worked out while importing; larger ones are left to the passes."""
 
@@ -100,7 +104,7 @@ class Importer:
         self.knowledge: dict[Node, Known | None] = {}
         self.serial = 0
         self.symbolic = False
-        self.types: dict[str, onnx.TypeProto] | None = None
+        self.depth = 0
 
     # values
 
@@ -265,13 +269,19 @@ class Importer:
                 if self.problems is None:
                     raise
                 self.report(proto, name, inputs, scope, str(error))
-                values = [self.stand_in(o, name) for o in proto.output]
+                values = self.stand_ins(proto, name, inputs, scope, error)
             for o, v in zip(proto.output, values):
                 if o:
                     scope.values[o] = v
 
-    def definition(self, proto: onnx.NodeProto, name: str, scope: Scope) -> tuple[Any, int, Any]:
-        """(function or None, version, schema or None) of a node's operator."""
+    def definition(
+        self, proto: onnx.NodeProto, name: str, scope: Scope, known: bool = True
+    ) -> tuple[Any, int, Any]:
+        """(function or None, version, schema or None) of a node's operator.
+
+        UnsupportedError if there is neither a function nor a definition by other operators, unless
+        `known` is false.
+        """
         domain = domain_of(proto.domain)
         opset = scope.opsets.get(domain, 0)
         shown = f"{domain}.{proto.op_type}" if domain else proto.op_type
@@ -279,7 +289,7 @@ class Importer:
         if (domain, proto.op_type) in self.functions:
             return None, 0, None
         try:
-            schema: Any = onnx.defs.get_schema(proto.op_type, max(opset, 1), domain)
+            schema: Any = onnx.defs.get_schema(proto.op_type, min(max(opset, 1), NEWEST), domain)
         except onnx.defs.SchemaError:
             schema = None
         versions = TABLE.get((domain, proto.op_type), {})
@@ -292,6 +302,8 @@ class Importer:
         elif versions and domain:
             version = max(versions)
             return versions[version], version, None
+        if not known:
+            return None, 0, schema
         if versions and schema is not None:
             raise UnsupportedError(
                 f"{where}: the operator's definition of opset {schema.since_version} is not "
@@ -326,7 +338,10 @@ class Importer:
             text = str(error).removeprefix(f"node '{name}': ")
             raise type(error)(text if str(c) in text else f"{c}: {text}") from None
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ModelError(f"{c}: its inputs or attributes don't fit it: {error}") from error
+            text = " ".join(str(error).split())
+            raise ModelError(f"{c}: its inputs or attributes don't fit it: {text}") from error
+        except MemoryError:
+            raise UnsupportedError(f"{c}: it asks for more memory than there is") from None
         c.refuse_unread()
         outs: list[Any] = list(out) if isinstance(out, list) else [out]
         if len(outs) < max((i + 1 for i, w in enumerate(c.wanted) if w), default=0):
@@ -346,9 +361,13 @@ class Importer:
             })
         actual.update(attributes)
         inner = Scope(None, {**scope.opsets, **opsets_of(body.opset_import)}, actual)
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise ModelError(f"function '{body.name}' calls itself; the model is not valid")
         padded = [*inputs, *[None] * (len(body.input) - len(inputs))]
         inner.values.update(zip(body.input, padded))
         self.run(body.node, inner)
+        self.depth -= 1
         return [
             self.lookup(o, inner) if w else None for o, w in zip(body.output, wanted)
         ]
@@ -364,26 +383,41 @@ class Importer:
         opset = scope.opsets.get(domain, 0)
         self.problems.append(Problem(name, proto.op_type, domain, opset, kind, reason))
 
-    def stand_in(self, name: str, node: str) -> Value | Missing:
-        """A placeholder of the type that shape inference finds for `name`, if it does."""
-        if self.types is None:
+    def stand_ins(
+        self, proto: onnx.NodeProto, name: str, inputs: list[Any], scope: Scope, error: Exception
+    ) -> list[Result]:
+        """Placeholders of the types that an unsupported node's outputs have, where they follow."""
+        types = {v.name: v.type for v in (*self.model.graph.value_info, *self.model.graph.output)}
+        # of a node that is not valid, inference may make nonsense
+        if isinstance(error, UnsupportedError) and all(isinstance(i, Node) for i in inputs):
             try:
-                inferred = onnx.shape_inference.infer_shapes(self.model).graph
-                values = [*inferred.value_info, *inferred.output]
-                self.types = {v.name: v.type for v in values}
-            except Exception:  # a broken model is reported node by node
-                self.types = {}
-        kind = self.types.get(name)
-        if kind is None or not kind.HasField("tensor_type") or \
-                not kind.tensor_type.HasField("shape"):
+                schema = self.definition(proto, name, scope, known=False)[2]
+                kinds = {i: type_of(x) for i, x in zip(proto.input, inputs)}
+                data = {i: onnx.numpy_helper.from_array(x.value, i)
+                        for i, x in zip(proto.input, inputs) if x.op == "const"}
+                types |= onnx.shape_inference.infer_node_outputs(schema, proto, kinds, data)
+            except Exception:  # the node has been reported; this only helps to go on
+                pass
+        return [self.stand_in(types.get(o), name) for o in proto.output]
+
+    def stand_in(self, kind: onnx.TypeProto | None, node: str) -> Node | Missing:
+        if kind is None or not kind.tensor_type.HasField("shape"):
             return Missing(node)
-        shape = [d.dim_value for d in kind.tensor_type.shape.dim]
-        if any(d <= 0 for d in shape):
-            return Missing(node)
+        shape = [d.dim_value if d.HasField("dim_value") else -1
+                 for d in kind.tensor_type.shape.dim]
         try:
-            return self.fresh(name, shape, element_type(kind.tensor_type.elem_type, ""))
+            dtype = element_type(kind.tensor_type.elem_type, "")
         except UnsupportedError:
             return Missing(node)
+        return self.fresh(name=node, shape=shape, dtype=dtype) if min(shape, default=0) >= 0 else \
+            Missing(node)
+
+
+def type_of(x: Node) -> onnx.TypeProto:
+    dims = [d if isinstance(d, int) else str(d) for d in x.shape]
+    number = onnx.helper.np_dtype_to_tensor_dtype(x.dtype.numpy)
+    kind: onnx.TypeProto = onnx.helper.make_tensor_type_proto(number, dims)
+    return kind
 
 
 def body_of(
@@ -396,14 +430,8 @@ def body_of(
         body = schema.get_function_with_opset_version(max(versions)) if versions else \
             schema.function_body.SerializeToString()
     else:
-        types = []
-        for x in inputs:
-            kind = onnx.TypeProto()
-            if isinstance(x, Node):
-                dims = [d if isinstance(d, int) else str(d) for d in x.shape]
-                number = onnx.helper.np_dtype_to_tensor_dtype(x.dtype.numpy)
-                kind = onnx.helper.make_tensor_type_proto(number, dims)
-            types.append(kind.SerializeToString())
+        types = [(type_of(x) if isinstance(x, Node) else onnx.TypeProto()).SerializeToString()
+                 for x in inputs]
         plain = onnx.NodeProto()
         plain.CopyFrom(proto)
         del plain.attribute[:]

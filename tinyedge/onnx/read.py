@@ -105,6 +105,10 @@ def _check(model: onnx.ModelProto, what: str, data: bytes | None = None) -> None
                 f"{what} uses opset {entry.version}, and the newest that is known is {newest}; "
                 "export it with an older opset or update the onnx package"
             )
+    for graph in graphs(model):
+        for n in graph.node:
+            if not all(isinstance(t, str) for t in (n.op_type, n.domain, n.name, *n.input)):
+                raise ModelError(f"{what} has a name that is not text; the file is damaged")
     if any(map(is_external, tensors(model))):
         return  # the checker would look for the files in its own way; `array` checks them
     version = model.ir_version

@@ -6,6 +6,7 @@ All positions and weights are worked out here, while importing, as numpy arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +32,18 @@ def positions(
 ) -> Floats:
     """Where each output pixel lies among the input's, by the coordinate transformation."""
     # in float32, as everybody does it, so that positions midway between pixels round alike
-    x, scale = np.arange(out, dtype=np.float32), np.float32(scale)
+    x = np.arange(out, dtype=np.float32)
+    return np.asarray(_positions(mode, x, out, size, np.float32(scale), roi), np.float64)
+
+
+def _positions(
+    mode: str, x: Any, out: int, size: int, scale: Any, roi: tuple[float, float] | None
+) -> Any:
     if mode == "align_corners":
         # the resized length is the exact one, before it is cut down to whole pixels
-        return x * np.float32(size - 1) / (scale * size - 1) if out > 1 else np.zeros(out)
+        length = float(scale) * size
+        length = out if abs(length - out) < 1e-4 else length
+        return x * np.float32(size - 1) / np.float32(length - 1) if out > 1 else np.zeros(out)
     if mode == "asymmetric":
         return x / scale
     if mode == "tf_half_pixel_for_nn":
@@ -141,6 +150,8 @@ def upsample_attributes(c: Context, x: Node) -> Node:
 
 @op("Upsample", 7)
 def upsample_scales(c: Context, x: Node) -> Node:
+    if len(c.attr("scales") or ()) != x.rank:
+        c.refuse(f"attribute 'scales' must have {x.rank} entries")
     return resize(c, x, c.attr("scales"), None, "asymmetric", "floor")
 
 
