@@ -53,12 +53,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 from tinyedge.dtype import BOOL, FLOAT64, INT64, DType
 
 Key = tuple[Any, ...]
 _table: WeakValueDictionary[Key, Expr] = WeakValueDictionary()
-_serial = 0
 
 
 class Expr:
@@ -66,7 +66,7 @@ class Expr:
 
     op, args, attr, dtype: see the grammar. lo, hi: inclusive bounds (ints of Python's size; for
     other than integers and booleans they are 0). vars: every `var` and `reg` below. serial: a
-    number that grows with creation, for a stable order.
+    checksum of the structure, for an order of terms that is the same in every process.
     """
 
     __slots__ = ("op", "args", "attr", "dtype", "lo", "hi", "vars", "serial", "__weakref__")
@@ -112,7 +112,6 @@ def make(
     op: str, args: tuple[Expr, ...], attr: Any, dtype: DType, lo: int = 0, hi: int = 0
 ) -> Expr:
     """The one expression with these parts (no simplification)."""
-    global _serial
     key = (op, args, attr, dtype)
     found = _table.get(key)
     if found is not None:
@@ -129,8 +128,7 @@ def make(
         e.vars = args[0].vars.union(*(a.vars for a in args[1:]))
     if op == "reduce":
         e.vars = e.vars - set(attr[1])
-    _serial += 1
-    e.serial = _serial
+    e.serial = crc32(f"{op} {attr} {[a.serial for a in args]}".encode())
     _table[key] = e
     return e
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tinyedge.dtype import BOOL, FLOAT16, FLOAT32, INT64, DType
 from tinyedge.errors import UnsupportedError
@@ -44,7 +45,7 @@ class Layout:
     block: tuple[int, int] | None = None
     origin: tuple[Dim, ...] | None = None
 
-    @property
+    @cached_property
     def strides(self) -> tuple[Expr, ...]:
         out = [const(0)] * len(self.shape)
         run = const(1)
@@ -88,6 +89,8 @@ class Layout:
         """
         g = TRUE
         for i, n, (low, high), room in zip(index, self.shape, self.halo, self.room):
+            if isinstance(n, int) and i.lo >= 0 and i.hi < n:
+                continue
             last = lift(n) - 1
             if write and (low, high) != (0, 0):
                 low = 0

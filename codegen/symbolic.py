@@ -1,6 +1,6 @@
 """Integer expressions in normal form, with bounds: index arithmetic and symbolic dimensions.
 
-The normal form of a sum is one `affine` node: a constant and terms sorted by age, none of which is
+The normal form of a sum is one `affine` node: a constant and sorted terms, none of which is
 itself a sum or a constant. Quotients and remainders are taken apart as far as the bounds allow,
 which is what turns a blocked layout's ``(16*o + i) // 16`` back into ``o``.
 """
@@ -90,7 +90,7 @@ def mul(a: Index, b: Index) -> Expr:
         parts = [(p * q, mul(e, f)) for e, p in tx.items() for f, q in ty.items()]
         parts += [(p * cy, e) for e, p in tx.items()] + [(q * cx, f) for f, q in ty.items()]
         return linear_sum(parts, cx * cy)
-    # a product of several factors is a left-leaning chain in order of age
+    # a product of several factors is a left-leaning chain, sorted
     factors = sorted(_factors(x) + _factors(y), key=lambda e: e.serial)
     out = factors[0]
     for f in factors[1:]:

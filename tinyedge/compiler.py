@@ -437,9 +437,15 @@ def build_scatter(item: ScatterItem) -> Built:
     return Built(describe(k, args.buffers), args.buffers, (n.source,) if n.source else ())
 
 
-def build_fill(item: FillItem, width: int) -> Built:
-    """Zeros for the halo: slabs before and after the inside, dimension by dimension."""
+def build_fill(item: FillItem, width: int, memory: _Memory) -> Built:
+    """Zeros for the halo of a buffer."""
     b = item.target
+    key = f"halo {width} {b.dtype} {b.layout}"
+    return Built(memory.code(key, lambda: describe(halo_kernel(b, width), [b])), [b])
+
+
+def halo_kernel(b: Buffer, width: int) -> Kernel:
+    """Slabs before and after the inside, dimension by dimension."""
     lay = b.layout
     lanes = cpu_schedule.vector_of(width, b.dtype.bits)
     inner = lay.order[-1]
@@ -474,8 +480,7 @@ def build_fill(item: FillItem, width: int) -> Built:
             for v, extent in reversed(loops):
                 stmts = (For(v, extent, stmts),)
             body += stmts
-    k = Kernel("k", (), (), var("g", 0, 0), const(1), tuple(body), lanes)
-    return Built(describe(k, [b]), [b])
+    return Kernel("k", (), (), var("g", 0, 0), const(1), tuple(body), lanes)
 
 
 def physical(b: Buffer) -> np.ndarray[Any, Any]:
@@ -533,7 +538,7 @@ class _Compiler:
             elif isinstance(i, ScatterItem):
                 b = build_scatter(i)
             elif isinstance(i, FillItem):
-                b = build_fill(i, self.width)
+                b = build_fill(i, self.width, self.memory)
             self.built[i] = [b] if b is not None else []
             if b is not None and b.code is not None:
                 self.add(b.code, b, i)
