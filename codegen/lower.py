@@ -182,7 +182,8 @@ class Lower:
         raise UnsupportedError(f"node '{n.source}': {n.op} has no place inside a kernel")
 
     def _iota(self, n: Node, index: Index, guard: Expr) -> Expr:
-        return index[n["axis"]]
+        axis: int = n["axis"]
+        return index[axis]
 
     def _reshape(self, n: Node, index: Index, guard: Expr) -> Expr:
         return self.value(n.inputs[0], reindex(n.shape, n.inputs[0].shape, index), guard)

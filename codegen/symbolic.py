@@ -261,7 +261,7 @@ def evaluate(e: Index, env: dict[str, int]) -> int:
         return int(env[e.attr[0]])
     a = [evaluate(x, env) for x in e.args]
     if e.op == "affine":
-        return int(e.attr[0]) + sum(c * x for c, x in zip(e.attr[1], a))
+        return int(e.attr[0]) + sum(int(c) * x for c, x in zip(e.attr[1], a))
     if e.op == "mul":
         return a[0] * a[1]
     if e.op == "floordiv" or e.op == "mod" and e.attr == "index":

@@ -35,7 +35,7 @@ def test_compile_save_load_run(name: str, tmp_path: Path) -> None:
     plan = tinyedge.compile(model(name), shapes=MODELS[name].shapes)
     path = tmp_path / f"{name}.pkl"
     plan.save(path)
-    np.savez(tmp_path / "in.npz", **given)
+    np.savez(tmp_path / "in.npz", allow_pickle=False, **given)
     with tinyedge.load(plan, threads=1) as run:
         first, second = run(given), run(given)
     names = list(first)

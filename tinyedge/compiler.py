@@ -215,7 +215,8 @@ def build_kernel(
     # the room round each tensor decides what an overhanging vector may touch
     rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
              for b in args.buffers]
-    code = memory.code(f"{rooms} {[(v.op, v.shape, v.attrs) for v in item.views]}\n{scheduler.key()}", make)
+    views = [(v.op, v.shape, v.attrs) for v in item.views]
+    code = memory.code(f"{rooms} {views}\n{scheduler.key()}", make)
     if weights is not None and code.weights:
         order, room, block = code.weights
         chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block))

@@ -250,9 +250,9 @@ class CpuExecutable:
             raise DeviceError("run", "the model has been closed")
         if self.process != os.getpid():
             self._start()
-        self.bases[FIRST_EXTERNAL:] = addresses
+        self.bases[FIRST_EXTERNAL:] = list(addresses)
         if symbols:
-            self.symbols[:len(symbols)] = symbols
+            self.symbols[:len(symbols)] = list(symbols)
             env = dict(zip(self.names, symbols))
             for word, size in self.amounts:
                 self.commands[word] = evaluate(size, env)
