@@ -41,6 +41,10 @@ from . import features
 SPINS = 4000
 """Turns for which an idle thread looks for work before it sleeps: some 50 microseconds."""
 
+SMALL = 30000
+"""Operations and bytes of a launch that one thread does sooner (in a microsecond) than several
+could meet for it."""
+
 CLOSE_SECONDS = 5.0
 """How long `close` waits for the threads before it gives up on them."""
 
@@ -131,10 +135,15 @@ class CpuExecutable:
         self.code = _map_code(plan.code)
         self.base = _address(self.code)
         self.scratch, self.state = _Arena(plan.arenas[1]), _Arena(plan.arenas[2])
-        self.constants = plan.constants
+        self.constants: Any = plan.constants
         count = FIRST_EXTERNAL + len(plan.inputs) + len(plan.outputs)
         self.bases = (ctypes.c_uint64 * count)()
         self.bases[CONSTANTS] = _address(self.constants)
+        if self.bases[CONSTANTS] % ALIGNMENT:
+            # of a plan that did not come from a file
+            self.aligned = _Arena(len(self.constants))
+            self.aligned.view()[:] = self.constants
+            self.bases[CONSTANTS] = self.aligned.address
         self.bases[1], self.bases[2] = self.scratch.address, self.state.address
         self.names = [*plan.symbols, *loop_symbols(plan.steps)]
         if len(self.names) > x.MAX_SYMBOLS:
@@ -207,14 +216,15 @@ class CpuExecutable:
         serial = owed = False
         for s in steps:
             if isinstance(s, Launch):
-                one = s.grid == 1
+                kernel = self.plan.kernels[s.kernel]
+                one = s.grid == 1 or kernel.flops + kernel.bytes < SMALL
                 skip = one and serial
                 wait = not skip and (s.sync or owed)
                 owed = skip and (owed or s.sync)
                 serial = one and (serial or wait)
                 self.numbers.append(len(rows))
                 self._row(rows, x.LAUNCH, s.buffers, s.grid, wait,
-                          self.base + self.plan.kernels[s.kernel].entry, s.scalars)
+                          self.base + kernel.entry, s.scalars)[x.SOLO] = int(one)
             elif isinstance(s, Copy):
                 self.numbers.append(len(rows))
                 self._row(rows, x.MOVE if _overlap(s) else x.COPY, (s.target, s.source),

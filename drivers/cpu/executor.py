@@ -2,8 +2,8 @@
 
 Compiled with a plan's kernels and stored in the plan, so that the machine that runs it needs no
 compiler. All threads walk the same command array in step. A launch's pieces are shared out in
-contiguous runs; pieces do not depend on each other, so the results do not depend on the number of
-threads. The barrier is a counter and a generation; a thread that waits long yields its processor.
+contiguous runs, or done by the first thread alone where SOLO is set; pieces do not depend on each
+other, so the results do not depend on the number of threads. The barrier is a counter and a generation; a thread that waits long yields its processor.
 
 The layouts below are shared with `tinyedge.drivers.cpu`.
 """
@@ -19,7 +19,7 @@ GENERATION, DONE, ARRIVED, TURN, SLEEPERS = 128, 192, 256, 320, 384
 CONTEXT_BYTES = 448
 
 # A command: twelve 64-bit words.
-OP, TARGET, FUNCTION, BUFFERS, BUFFER_COUNT, SCALARS, SCALAR_COUNT, AMOUNT, WAIT = range(9)
+OP, TARGET, FUNCTION, BUFFERS, BUFFER_COUNT, SCALARS, SCALAR_COUNT, AMOUNT, WAIT, SOLO = range(10)
 COMMAND_WORDS = 12
 
 # OP. AMOUNT is the grid (LAUNCH), bytes (COPY, MOVE) or a symbol's number (the loop's).
@@ -250,8 +250,13 @@ launch:
   %hi0 = add i64 %lo0, %amount
   %lo1 = add i64 %lo0, %round
   %hi1 = add i64 %hi0, %round
-  %lo = udiv i64 %lo1, %threads
-  %hi = udiv i64 %hi1, %threads
+  %lo2 = udiv i64 %lo1, %threads
+  %hi2 = udiv i64 %hi1, %threads
+{_word("solo", SOLO)}
+  %alone = icmp ne i64 %solo, 0
+  %all = select i1 %first, i64 %amount, i64 0
+  %lo = select i1 %alone, i64 0, i64 %lo2
+  %hi = select i1 %alone, i64 %all, i64 %hi2
   %some = icmp ult i64 %lo, %hi
   br i1 %some, label %bind, label %after
 bind:
