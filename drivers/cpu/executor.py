@@ -3,7 +3,8 @@
 Compiled with a plan's kernels and stored in the plan, so that the machine that runs it needs no
 compiler. All threads walk the same command array in step. A launch's pieces are shared out in
 contiguous runs, or done by the first thread alone where SOLO is set; pieces do not depend on each
-other, so the results do not depend on the number of threads. The barrier is a counter and a generation; a thread that waits long yields its processor.
+other, so the results do not depend on the number of threads. The barrier is a counter and a
+generation; a thread that waits long yields its processor.
 
 The layouts below are shared with `tinyedge.drivers.cpu`.
 """
