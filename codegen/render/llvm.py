@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from tinyedge.dtype import BOOL, DType
+from tinyedge.dtype import BOOL, FLOAT32, FLOAT64, INT32, DType
 
 from .. import symbolic
 from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, const, substitute, value_of, var
@@ -296,6 +296,8 @@ class Renderer:
             return self.line(f"fcmp une {s} {a}, {self.fzero(s)}" if src.is_float
                              else f"icmp ne {s} {a}, {self.zero(s)}", d)
         if src.is_float and dst.is_float:
+            if (src.bits, dst.bits) == (64, 16):
+                a, s = self.round_to_odd(a, d, vec), self.type_of(FLOAT32, vec)
             return self.line(f"{'fpext' if dst.bits > src.bits else 'fptrunc'} {s} {a} to {t}", d)
         if src.is_float:
             # out-of-range values saturate: the plain conversion would be undefined
@@ -311,6 +313,25 @@ class Renderer:
         if dst.bits == width:
             return a
         return self.line(f"{'sext' if src.kind == 'i' else 'zext'} {s} {a} to {t}", d)
+
+    def round_to_odd(self, a: str, d: int, vec: bool) -> str:
+        """float64 -> float32, inexact values to the odd one of their neighbours: rounding again,
+        to float16, gives what rounding once would (x86-64 has no such conversion)."""
+        double, single = self.type_of(FLOAT64, vec), self.type_of(FLOAT32, vec)
+        bits, flag = self.type_of(INT32, vec), self.type_of(BOOL, vec)
+        suffix = f".v{self.lanes}f64" if vec else ".f64"
+        f = self.line(f"fptrunc {double} {a} to {single}", d)
+        back = self.line(f"fpext {single} {f} to {double}", d)
+        sizes = [self.line(self.intrinsic(f"llvm.fabs{suffix}", double, f"{double} {x}"), d)
+                 for x in (back, a)]
+        above = self.line(f"fcmp ogt {double} {sizes[0]}, {sizes[1]}", d)
+        inexact = self.line(f"fcmp one {double} {back}, {a}", d)
+        b = self.line(f"bitcast {single} {f} to {bits}", d)
+        step = self.line(f"zext {flag} {above} to {bits}", d)
+        b = self.line(f"sub {bits} {b}, {step}", d)
+        odd = self.line(f"zext {flag} {inexact} to {bits}", d)
+        b = self.line(f"or {bits} {b}, {odd}", d)
+        return self.line(f"bitcast {bits} {b} to {single}", d)
 
     @staticmethod
     def fzero(t: str) -> str:

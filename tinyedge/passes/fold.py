@@ -36,7 +36,7 @@ def core(n: Node) -> Node | None:
 
 
 def _known(n: Node) -> bool:
-    return core(n) is not None or n.op == "iota" and is_static(n.shape)
+    return (core(n) is not None or n.op == "iota") and is_static(n.shape)
 
 
 def constant(n: Node) -> Node | None:
