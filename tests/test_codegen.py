@@ -257,3 +257,29 @@ def test_symbolic_dimension(rows: int) -> None:
     y = relu(g.add(matmul(x, weights(20, 24)), weights(24)))
     outs = {"y": y, "twice": g.mul(x, g.like(x, 2)), "sum": g.reduce("sum", x, [0, 1])}
     check(Graph({"x": x}, outs), {"x": normal(rows, 20)}, 1e-5)
+
+
+@widths
+def test_float64_becomes_float16_in_one_rounding(target: str) -> None:
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+    between = (halves[1:] + halves[:-1]) / 2
+    beside = [np.nextafter(between, to) for to in (0, np.inf)]
+    x = np.concatenate([halves, between, *beside, [65520, 1e300, np.inf, np.nan, 1e-300]])
+    x = np.concatenate([x, -x])
+    node = g.placeholder("x", x.shape, FLOAT64)
+    check(Graph({"x": node}, {"y": g.cast(node, FLOAT16)}), {"x": x}, 0, target)
+
+
+def test_one_constant_of_higher_rank_after_a_contraction() -> None:
+    x = x_of(6, 5)
+    y = g.add(g.reshape(matmul(x, weights(5, 8)), (6, 8, 1)), g.const(normal(1, 1, 1, 1)))
+    check(Graph({"x": x}, {"y": y}), {"x": normal(6, 5)})
+
+
+def test_a_static_mean_over_an_open_dimension_is_not_folded() -> None:
+    from tinyedge.shape import symbol
+
+    x = g.placeholder("x", (symbol("N", 1, 9), 4), FLOAT32)
+    ones = g.add(g.full(x.shape, 1, FLOAT32), g.full(x.shape, 2, FLOAT32))
+    y = g.reduce("sum", ones, [0])
+    check(Graph({"x": x}, {"y": y}), {"x": normal(3, 4)})

@@ -82,7 +82,8 @@ def below_reshape(n: Node) -> Node | None:
             continue
         shape = x.inputs[0].shape
         operands = [
-            g.expand(i.inputs[0], shape) if i.op == "expand" and size(i.inputs[0].shape) == 1
+            g.expand(g.reshape(i.inputs[0], ()), shape)
+            if i.op == "expand" and size(i.inputs[0].shape) == 1
             else g.reshape(i, shape) for i in n.inputs
         ]
         inner = g.node(n.op, operands, shape, n.dtype, **dict(n.attrs))
