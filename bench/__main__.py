@@ -32,6 +32,8 @@ from bench.measure import MB, fresh
 from examples.files import write_whole
 from tests.models import MODELS, Array, inputs, model
 from tinyedge.plan import Plan
+from tinyedge.profile import flops, processors, race, timed
+from tinyedge.verify import largest, onnxruntime_session
 
 LIMIT = 1e-4
 FOLDER = Path(__file__).resolve().parent
@@ -74,8 +76,8 @@ def compiled(name: str, folder: Path) -> Figures:
 def compared(name: str, plan: Path, threads: int, runs: int) -> Figures:
     """Outputs and times of both runtimes on `threads` processors."""
     spec, feeds = MODELS[name], inputs(name)
-    with measure.processors(threads):
-        theirs = measure.session(model(name), threads)
+    with processors(threads):
+        theirs = onnxruntime_session(model(name), threads)
         with tinyedge.load(plan, threads=threads) as ours:
             visible = {key: feeds[key] for key in ours.inputs}
             for state in ours.states:
@@ -83,14 +85,16 @@ def compared(name: str, plan: Path, threads: int, runs: int) -> Figures:
             got = dict(ours(visible))
             got |= {output: ours.states[state] for output, state in spec.states.items()}
             names = [output.name for output in theirs.get_outputs()]
-            error = measure.error(got, dict(zip(names, theirs.run(names, feeds))))
-            mine, other, ratio = measure.race(
-                lambda: ours(visible), lambda: theirs.run(None, feeds), runs)
-            flops = measure.flops(ours.plan)
+            error = largest(got, dict(zip(names, theirs.run(names, feeds))))
+            times, ratios = race({"tinyedge": lambda: ours(visible),
+                                  "onnxruntime": lambda: theirs.run(None, feeds)}, runs)
+            mine, other = times["tinyedge"], times["onnxruntime"]
+            operations = flops(ours.plan)
     return {
         "error": error, "median": mine.median, "least": mine.least, "runs": mine.runs,
         "onnxruntime median": other.median, "onnxruntime least": other.least,
-        "onnxruntime runs": other.runs, "ratio": ratio, "gflops": flops / mine.median / 1e6,
+        "onnxruntime runs": other.runs, "ratio": ratios["onnxruntime"],
+        "gflops": operations / mine.median / 1e6,
     }
 
 
@@ -104,7 +108,7 @@ def overhead(folder: Path) -> Figures:
     chains = [chain("MatMul", n, rows, square, folder / f"{n}.onnx") for n in lengths]
     figures: Figures = {}
     for threads in (1, 2):
-        with measure.processors(threads):
+        with processors(threads):
             of = f"{threads} thread{'s' * (threads > 1)}"
             run = tinyedge.load(one, threads=threads)
             figures[f"call, {of}"] = usual(partial(run, x=x))
@@ -118,7 +122,7 @@ def overhead(folder: Path) -> Figures:
             steps = [len(plan.steps) for plan in chains]
             figures[f"a dependent step (a product of 64 x 16 by 16 x 16), {of}"] = (
                 times[1] - times[0]) / (steps[1] - steps[0])
-    theirs = measure.session(folder / "one.onnx", 1)
+    theirs = onnxruntime_session(folder / "one.onnx", 1)
     figures["onnxruntime's call"] = usual(partial(theirs.run, None, {"x": x}))
     return figures
 
@@ -139,8 +143,8 @@ def chain(operator: str, length: int, x: Array, other: Array, path: Path) -> Pla
 
 def usual(call: Callable[[], object]) -> float:
     """Microseconds of a short call."""
-    measure.timed(call, 1000)
-    return statistics.median(measure.timed(call, 5000)) * 1e3
+    timed(call, 1000)
+    return statistics.median(timed(call, 5000)) * 1e3
 
 
 # ---- tables

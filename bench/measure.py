@@ -9,143 +9,20 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from tinyedge.plan import Plan, Step
 
     Array = npt.NDArray[Any]
 
 MB = 1e6
-SETTLE = 0.03
-"""Seconds of rest before a block of runs: by then the other runtime's threads have stopped
-spinning."""
-BLOCK = 0.05
-"""Seconds that a block of runs lasts at least, so that waking up does not weigh."""
-
-
-# ---- times
-
-
-@dataclass(frozen=True)
-class Times:
-    """Of one call, in milliseconds."""
-
-    median: float
-    least: float
-    runs: int
-
-
-def race(
-    ours: Callable[[], object], theirs: Callable[[], object], runs: int, blocks: int = 7
-) -> tuple[Times, Times, float]:
-    """Times two callables in turn, block by block; the median over blocks of the ratio of their
-    medians. Each has at least `runs` runs; each block is warmed up."""
-    samples: tuple[list[float], list[float]] = ([], [])
-    ratios = []
-    counts = []
-    for call in (ours, theirs):
-        call()
-        once = min(timed(call, 2))
-        counts.append(max(-(-runs // blocks), min(200, int(BLOCK * 1e3 / once) + 1)))
-    for turn in range(blocks):
-        middle = [0.0, 0.0]
-        # who comes first changes, so that neither gains by it
-        for i in (0, 1) if turn % 2 else (1, 0):
-            time.sleep(SETTLE)
-            timed((ours, theirs)[i], 2)
-            block = timed((ours, theirs)[i], counts[i])
-            samples[i].extend(block)
-            middle[i] = statistics.median(block)
-        ratios.append(middle[0] / middle[1])
-    first, second = (Times(statistics.median(s), min(s), len(s)) for s in samples)
-    return first, second, statistics.median(ratios)
-
-
-def timed(call: Callable[[], object], count: int) -> list[float]:
-    """Milliseconds of each of `count` calls."""
-    out = []
-    for _ in range(count):
-        start = time.perf_counter_ns()
-        call()
-        out.append((time.perf_counter_ns() - start) / 1e6)
-    return out
-
-
-@contextmanager
-def processors(count: int) -> Iterator[None]:
-    """Keeps this process, and threads made from now on, on its first `count` processors."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:count])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def session(model: Path, threads: int) -> Any:
-    """An onnxruntime session with all its optimisations."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(
-        str(model), options, providers=["CPUExecutionProvider"])
-
-
-def flops(plan: Plan) -> int:
-    """Floating-point operations of a run: of an If its larger branch, of a Loop one turn."""
-    from tinyedge.plan import If, Launch, Loop
-
-    def total(steps: Sequence[Step]) -> int:
-        count = 0
-        for step in steps:
-            if isinstance(step, Launch):
-                count += plan.kernels[step.kernel].flops
-            elif isinstance(step, If):
-                count += max(total(step.then), total(step.other))
-            elif isinstance(step, Loop):
-                count += total(step.body)
-        return count
-
-    return total(plan.steps)
-
-
-def error(got: Mapping[str, Array], want: Mapping[str, Array]) -> float:
-    """Largest absolute difference of any output, relative to that output's largest value; inf
-    where shapes, types, or places of nan and inf differ."""
-    import numpy as np
-
-    worst = 0.0
-    for name, b in want.items():
-        a = got[name]
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return np.inf
-        if b.dtype.kind != "f":
-            worst = max(worst, 0.0 if np.array_equal(a, b) else np.inf)
-            continue
-        usual = np.isfinite(b)
-        if not np.array_equal(usual, np.isfinite(a)) or not np.array_equal(
-                a[~usual], b[~usual], equal_nan=True):
-            return np.inf
-        if usual.any():
-            gap = np.abs(a[usual].astype(np.float64) - b[usual]).max()
-            worst = max(worst, float(gap / max(np.abs(b[usual]).max(), 1e-30)))
-    return worst
-
-
 # ---- fresh processes
 
 
@@ -222,7 +99,9 @@ def _run(runtime: str, file: str, inputs: str, threads: str) -> dict[str, Any]:
     with np.load(inputs) as arrays:
         feeds = {name: arrays[name] for name in arrays.files}
     if runtime == "onnxruntime":
-        theirs = session(Path(file), int(threads))
+        from tinyedge.verify import onnxruntime_session
+
+        theirs = onnxruntime_session(file, int(threads))
         for _ in range(3):
             theirs.run(None, feeds)
     else:

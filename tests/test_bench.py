@@ -15,6 +15,8 @@ import pytest
 from bench import __main__ as bench
 from bench import fuzz, measure
 from bench.fuzz import Arrays, Case, Outputs, check, grow, isolated, minimise, reference
+from tinyedge.profile import processors, race
+from tinyedge.verify import largest
 
 
 def plain(case: Case, runs: list[Arrays]) -> Outputs:
@@ -96,12 +98,12 @@ def test_fence_stops_a_read_behind_the_end() -> None:
 
 def test_error_is_relative_and_strict() -> None:
     want = {"y": np.array([1, -4, np.nan], np.float32), "n": np.array([1, 2])}
-    assert measure.error(want, want) == 0
+    assert largest(want, want) == 0
     near = want | {"y": np.array([1, -4.002, np.nan], np.float32)}
-    assert measure.error(near, want) == pytest.approx(5e-4, rel=1e-3)
+    assert largest(near, want) == pytest.approx(5e-4, rel=1e-3)
     for other in ([1, -4, 0], [1, -4, np.inf], [1, -4], [np.nan, -4, np.nan]):
-        assert measure.error(want | {"y": np.array(other, np.float32)}, want) == np.inf
-    assert measure.error(want | {"n": np.array([1, 3])}, want) == np.inf
+        assert largest(want | {"y": np.array(other, np.float32)}, want) == np.inf
+    assert largest(want | {"n": np.array([1, 3])}, want) == np.inf
 
 
 def test_runtimes_take_turns() -> None:
@@ -111,10 +113,10 @@ def test_runtimes_take_turns() -> None:
         calls.append(name)
         time.sleep(seconds)
 
-    ours, theirs, ratio = measure.race(
-        lambda: take("a", 0.004), lambda: take("b", 0.001), runs=20, blocks=4)
-    assert ours.runs >= 20 and theirs.runs >= 20
-    assert 0 < ours.least <= ours.median and ratio > 1
+    times, ratios = race(
+        {"a": lambda: take("a", 0.004), "b": lambda: take("b", 0.001)}, runs=20, blocks=4)
+    assert times["a"].runs >= 20 and times["b"].runs >= 20
+    assert 0 < times["a"].least <= times["a"].median and ratios["b"] > ratios["a"] == 1
     turns = [key for key, _ in groupby(calls)]
     assert len(turns) >= 6
 
@@ -122,7 +124,7 @@ def test_runtimes_take_turns() -> None:
 def test_child_reports_its_own_memory() -> None:
     assert 30 < measure.peak_of(lambda: b"x" * 40_000_000) < 60
     before = os.sched_getaffinity(0)
-    with measure.processors(1):
+    with processors(1):
         assert len(os.sched_getaffinity(0)) == 1
     assert os.sched_getaffinity(0) == before
     with pytest.raises(RuntimeError, match="load in a fresh process failed: .*nowhere"):

@@ -60,7 +60,8 @@ def handmade() -> Plan:
         states=(State("h", "h.next", (2, 3), "float16", Ref(2, 64, 12)),),
         symbols={"n": (0, 7)},
         arenas=(64, 256, 76),
-        kernels=(Kernel("relu", 0, 8, 64, "define void @relu()", "for i < 8:", {"registers": 3}),
+        kernels=(Kernel("relu", 0, 8, 64, "define void @relu()", "for i < 8:", {"registers": 3},
+                       (2,)),
                  Kernel("größe", 0)),
         steps=(
             Launch(0, (row, Ref(0, 0, 64), Ref(1, 64, ("mul", N, 4))), ("n",), N, True, ("a", "b")),

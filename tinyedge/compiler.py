@@ -71,7 +71,7 @@ class Code:
 
     text: LLVM IR of a function named k. loops: text of the loop IR. grid: pieces, as a `Size`.
     inplace: numbers of buffers that are read only where the result is written. weights: the layout
-    chosen for constant weights: (order, room, block).
+    chosen for constant weights: (order, room, block). writes: numbers of buffers that it writes.
     """
 
     text: str
@@ -81,10 +81,11 @@ class Code:
     lanes: int
     inplace: tuple[int, ...]
     weights: tuple[Any, ...] = ()
+    writes: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps([self.text, self.loops, self.grid, self.symbols, self.lanes,
-                           self.inplace, self.weights])
+                           self.inplace, self.weights, self.writes])
 
     @staticmethod
     def from_json(text: str) -> Code:
@@ -332,7 +333,8 @@ def describe(k: Kernel, buffers: Sequence[Buffer]) -> Code:
     visit(k.body)
     table = tuple((b.dtype, i in written) for i, b in enumerate(buffers))
     k = replace(k, buffers=table, symbols=tuple(symbols))
-    return Code(render(k), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes, inplace(k))
+    return Code(render(k), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes, inplace(k),
+                writes=tuple(sorted(written)))
 
 
 def inplace(k: Kernel) -> tuple[int, ...]:
@@ -555,7 +557,7 @@ class _Compiler:
             self.kernels.append(PlanKernel(
                 name, 0, b.flops, b.bytes, text,
                 re.sub(r"^kernel k\b", f"kernel {name}", code.loops),
-                {"lanes": code.lanes}))
+                {"lanes": code.lanes}, code.writes))
 
     def name(self, text: str, item: Item) -> str:
         """op_dtype_shape_digest: the same for the same code in every plan."""

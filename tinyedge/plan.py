@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -73,7 +73,8 @@ class Kernel:
     entry: byte offset in the plan's code. On the CPU it is a C function ``void (void **buffers,
     const int64_t *scalars, int64_t begin, int64_t end)`` that evaluates pieces begin..end of the
     launch's grid. source: text in the target's language. loops: text of the loop IR. resources:
-    what a target has to report (workgroup size, registers, local memory). flops, bytes: of one
+    what a target has to report (workgroup size, registers, local memory). writes: numbers of the
+    buffers that it writes, and may read; it reads the others. flops, bytes: of one
     launch with the symbols at their upper bounds.
     """
 
@@ -84,6 +85,7 @@ class Kernel:
     source: str = ""
     loops: str = ""
     resources: dict[str, int] = field(default_factory=dict)
+    writes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,17 @@ class Loop:
 
 
 Step = Launch | Copy | If | Loop
+
+
+def flat(steps: Iterable[Step]) -> Iterator[Step]:
+    """Every step, depth first: an If before its `then` and its `other`, a Loop before its body."""
+    for s in steps:
+        yield s
+        if isinstance(s, If):
+            yield from flat(s.then)
+            yield from flat(s.other)
+        elif isinstance(s, Loop):
+            yield from flat(s.body)
 
 
 @dataclass
@@ -275,5 +288,6 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
 __all__ = [
     "ALIGNMENT", "CONSTANTS", "FIRST_EXTERNAL", "FORMAT", "MAX_BUFFERS", "OPERATIONS", "SCRATCH",
     "STATES", "Copy", "If", "Kernel", "Launch", "Loop", "Plan", "Port", "Ref", "Size", "State",
-    "Step", "evaluate", "show_shape", "show_size", "size_of_expr", "symbols_of", "to_builtin",
+    "Step", "evaluate", "flat", "show_shape", "show_size", "size_of_expr", "symbols_of",
+    "to_builtin",
 ]

@@ -580,7 +580,7 @@ _BUFFER = _each(_offset, 2)
 _PORT = _record(Port, name=_text, shape=_shape(_size), dtype=_dtype)
 _STATE = _record(State, name=_text, output=_text, shape=_shape(_offset), dtype=_dtype, ref=_ref)
 _KERNEL = _record(Kernel, name=_text, entry=_offset, flops=_offset, bytes=_offset, source=_text,
-                  loops=_text, resources=_named(_int(-INT64_MAX)))
+                  loops=_text, resources=_named(_int(-INT64_MAX)), writes=_each(_offset))
 _BODY = _each(_step)
 _STEPS: dict[str, Take] = {
     "Launch": _record(Launch, kernel=_offset, buffers=_refs, scalars=_names, grid=_size,
@@ -705,6 +705,13 @@ def _check_launch(plan: Plan, step: Launch, sizes: list[int], highest: Mapping[s
         raise _Fault(f"has {len(step.buffers)} items, more than {MAX_BUFFERS}").inside("buffers")
     for i, ref in enumerate(step.buffers):
         _check_ref(f"buffers[{i}]", ref, sizes, highest, aligned=True)
+    for i in plan.kernels[step.kernel].writes:
+        if i >= len(step.buffers):
+            raise _Fault(f"has {len(step.buffers)} items, and its kernel writes to number {i}"
+                         ).inside("buffers")
+        if not _writable(plan, step.buffers[i].arena):
+            raise _Fault(f"is in arena {step.buffers[i].arena}, which is read-only, and its kernel "
+                         "writes to it").inside(f"buffers[{i}]")
     known = highest.keys() | counters
     if unknown := set(step.scalars) - known:
         raise _Fault(f"names the unknown symbol {min(unknown)}").inside("scalars")

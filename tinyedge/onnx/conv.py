@@ -125,7 +125,10 @@ def conv(c: Context, x: Node, w: Node) -> Node:
     given = c.attr("kernel_shape")
     if len(kernel) != w.rank - 2 or given is not None and list(given) != kernel:
         c.refuse(f"attribute 'kernel_shape' is {given}, the weights have {w.shape}")
-    if x.rank != w.rank or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+    if groups > 1 and not isinstance(w.shape[0], int):
+        c.refuse(f"weights {w.shape} in {groups} groups need a known number of outputs")
+    if x.rank != w.rank or x.shape[1] != w.shape[1] * groups or (
+            groups > 1 and w.shape[0] % groups):
         c.misfit(f"weights {w.shape} in {groups} groups do not fit the input {x.shape}")
     win = window(c, x.shape[2:], kernel)
     return convolve(pad_last(x, *win.pads), w, win, groups)
