@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     """The parser of every command."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
                         help="show a traceback with an error")
     top = Parser(prog="tinyedge", parents=[common], description="A compact tensor compiler and "

@@ -99,14 +99,15 @@ def pad_last(x: Node, low: Sequence[int], high: Sequence[int], value: float = 0)
 def convolve(x: Node, w: Node, win: Window, groups: int) -> Node:
     """The contraction of x [N, C, ...], already padded, with w [M, C/groups, ...]."""
     n, m, c = x.shape[0], w.shape[0], w.shape[1]
-    assert isinstance(m, int) and isinstance(c, int)
-    spatial, each = len(win.kernel), m // groups
-    grouped = groups > 1 and each > 1
+    spatial = len(win.kernel)
+    each = m // groups if groups > 1 and isinstance(m, int) else 1
+    grouped = each > 1
     first = 3 if grouped else 2  # index number of the first spatial position
     inner = first + spatial  # ... and of the channel that is summed over
     channel: Form = (0, ((inner, 1),))
     row: Form = (0, ((1, 1),))
     if groups > 1:
+        assert isinstance(c, int)
         channel = (0, ((1, c), (inner, 1)))
         row = (0, ((1, each), (2, 1))) if grouped else row
     taps = range(inner + 1, inner + 1 + spatial)
