@@ -225,10 +225,11 @@ def bisect(
             got = model(feeds)
         return {n: difference(got[n], want[n]) for n in outputs}
 
-    for name in names:
-        error = difference(mine[name], want[name])
-        if error > limit:
-            return found("importer", name, error)
+    if any(difference(mine[n], want[n]) > limit for n in ends):
+        for name in names:
+            error = difference(mine[name], want[name])
+            if error > limit:
+                return found("importer", name, error)
     whole = compiled([n for n in ends if n in names])
     end = next((n for n, e in whole.items() if e > limit), None)
     if end is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: the process's) and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or os.environ.get("TINYEDGE_DEBUG", "0") not in ("", "0")
+    warnings.showwarning = _warn
     try:
         arguments = parser().parse_args(words)
         code: int = import_module(f".{arguments.command}", __name__).run(arguments)
@@ -75,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = str(error).splitlines()
         return _say(f"internal error, {type(error).__name__}: {text[0] if text else ''}; please "
                     "report it with what --debug shows", FAILED, debug)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"tinyedge: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _say(sentence: str, code: int, debug: bool) -> int:
