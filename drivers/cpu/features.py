@@ -12,6 +12,15 @@ V3 = V2 + "avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split()
 V4 = V3 + "avx512f avx512bw avx512cd avx512dq avx512vl".split()
 NEEDS = {"x86-64-v2": V2, "x86-64-v3": V3, "x86-64-v4": V4, "aarch64": []}
 
+# LLVM's names of features, which targets use, where the kernel's differ by more than punctuation
+# (arch/arm64/kernel/cpuinfo.c; arch/x86/include/asm/cpufeatures.h)
+KERNEL_NAMES = {
+    "neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp", "fp16fml": "asimdfhm",
+    "rdm": "asimdrdm", "lse": "atomics", "rcpc": "lrcpc", "complxnum": "fcma", "jsconv": "jscvt",
+    "crc": "crc32", "lzcnt": "abm", "pclmul": "pclmulqdq", "rdrnd": "rdrand", "sahf": "lahf_lm",
+    "sha": "sha_ni", "prfchw": "3dnowprefetch",
+}
+
 
 def flags() -> frozenset[str]:
     """The feature names that the kernel reports."""
@@ -36,8 +45,15 @@ def missing(arch: str, extra: tuple[str, ...] = ()) -> list[str]:
     """Feature names that code for `arch` needs and this machine lacks."""
     if not arch.startswith(machine()):
         return [arch]
-    have = flags()
-    return [f for f in (*NEEDS.get(arch, [arch]), *extra) if f not in have]
+    have = {_plain(f) for f in flags()}
+    return [f for f in (*NEEDS.get(arch, [arch]), *extra)
+            if _plain(f) not in have and _plain(KERNEL_NAMES.get(f, f)) not in have]
+
+
+def _plain(name: str) -> str:
+    """A feature's name without what LLVM (sse4.1, avx512vnni) and the kernel (sse4_1,
+    avx512_vnni) write differently."""
+    return name.translate({ord(c): None for c in "._-"})
 
 
 def check(target: str) -> None:
