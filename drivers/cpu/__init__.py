@@ -13,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,11 @@ from ..device import Executable, Found
 from . import executor as x
 from . import features
 
-SPINS = 4000
-"""Turns for which an idle thread looks for work before it sleeps: some 50 microseconds."""
+SPINS = 10000
+"""Turns for which an idle thread looks for work before it sleeps: some 200 microseconds."""
+
+PATIENCE = 200_000_000
+"""Turns of giving way, at least some ten seconds, for which a run waits for another thread."""
 
 SMALL = 30000
 """Operations and bytes of a launch that one thread does sooner (in a microsecond) than several
@@ -115,9 +119,14 @@ class _Arena:
     """Zeroed memory on a page boundary."""
 
     def __init__(self, size: int) -> None:
-        # a vector may be read whole at the end of a buffer
         self.size = size
-        self.map = mmap.mmap(-1, max(size, 1) + 2 * ALIGNMENT)
+        try:
+            # a vector may be read whole at the end of a buffer; private: a forked child has its own
+            self.map = mmap.mmap(-1, max(size, 1) + 2 * ALIGNMENT,
+                                 mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise DeviceError("mmap", f"{size} bytes of memory can't be had",
+                              getattr(error, "errno", 0)) from None
         self.address = _address(self.map)
 
     def view(self) -> memoryview:
@@ -128,23 +137,25 @@ class CpuExecutable:
     """See `tinyedge.drivers.device.Executable`."""
 
     def __init__(self, plan: Plan, threads: int) -> None:
-        for name in ("tinyedge_submit", "tinyedge_worker", "tinyedge_stop"):
+        for name in (x.SUBMIT, x.WORKER, x.STOP_ENTRY):
             if name not in plan.entries:
-                raise PlanError(f"the plan has no entry {name}; build it again")
+                raise PlanError(f"the plan has no entry {name}, which this version of tinyedge "
+                                "starts it by; compile the model again")
         self.plan, self.threads = plan, threads
-        self.code = _map_code(plan.code)
-        self.base = _address(self.code)
-        self.scratch, self.state = _Arena(plan.arenas[1]), _Arena(plan.arenas[2])
-        self.constants: Any = plan.constants
+        code, constants, scratch = _map_code(plan.code), plan.constants, _Arena(plan.arenas[1])
+        self.memory: list[Any] = [code, constants, scratch]
+        self.state = _Arena(plan.arenas[2])
+        self.base = _address(code)
         count = FIRST_EXTERNAL + len(plan.inputs) + len(plan.outputs)
         self.bases = (ctypes.c_uint64 * count)()
-        self.bases[CONSTANTS] = _address(self.constants)
+        self.bases[CONSTANTS] = _address(constants)
         if self.bases[CONSTANTS] % ALIGNMENT:
             # of a plan that did not come from a file
-            self.aligned = _Arena(len(self.constants))
-            self.aligned.view()[:] = self.constants
-            self.bases[CONSTANTS] = self.aligned.address
-        self.bases[1], self.bases[2] = self.scratch.address, self.state.address
+            aligned = _Arena(len(constants))
+            aligned.view()[:] = constants
+            self.bases[CONSTANTS] = aligned.address
+            self.memory.append(aligned)
+        self.bases[1], self.bases[2] = scratch.address, self.state.address
         self.names = [*plan.symbols, *loop_symbols(plan.steps)]
         if len(self.names) > x.MAX_SYMBOLS:
             raise PlanError(f"the plan has {len(self.names)} symbols; the CPU driver takes "
@@ -161,15 +172,15 @@ class CpuExecutable:
             (x.BASES, ctypes.addressof(self.bases)), (x.SYMBOLS, ctypes.addressof(self.symbols)),
             (x.COMMANDS, ctypes.addressof(self.commands)), (x.SYMBOL_COUNT, len(self.names)),
             (x.SYSCALL, _function("syscall")), (x.CLOCK, _function("clock_gettime")),
-            (x.SPIN, SPINS),
+            (x.SPIN, SPINS), (x.PATIENCE, PATIENCE),
         ):
             self._set(offset, value)
-        self.submit = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
-            self.base + plan.entries["tinyedge_submit"])
+        self.submit = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(
+            self.base + plan.entries[x.SUBMIT])
         self.process = 0
         self.workers: list[tuple[ctypes.c_void_p, Any]] = []
+        self.lock = Lock()
         self.closed = False
-        self._start()
 
     def _set(self, offset: int, value: int) -> None:
         ctypes.c_uint64.from_address(self.at + offset).value = value
@@ -211,25 +222,17 @@ class CpuExecutable:
         return row
 
     def _emit(self, steps: Sequence[Step], rows: list[list[int]]) -> None:
-        # since all threads met, only the first has worked: it need not wait for itself, but the
-        # others owe the meeting that it left out
-        serial = owed = False
         for s in steps:
             if isinstance(s, Launch):
                 kernel = self.plan.kernels[s.kernel]
-                one = s.grid == 1 or kernel.flops + kernel.bytes < SMALL
-                skip = one and serial
-                wait = not skip and (s.sync or owed)
-                owed = skip and (owed or s.sync)
-                serial = one and (serial or wait)
                 self.numbers.append(len(rows))
-                self._row(rows, x.LAUNCH, s.buffers, s.grid, wait,
-                          self.base + kernel.entry, s.scalars)[x.SOLO] = int(one)
+                self._row(rows, x.LAUNCH, s.buffers, s.grid, s.sync, self.base + kernel.entry,
+                          s.scalars)[x.SOLO] = int(
+                              s.grid == 1 or kernel.flops + kernel.bytes < SMALL)
             elif isinstance(s, Copy):
                 self.numbers.append(len(rows))
                 self._row(rows, x.MOVE if _overlap(s) else x.COPY, (s.target, s.source),
-                          s.source.size, s.sync or owed)
-                serial = owed = False
+                          s.source.size, s.sync)
             elif isinstance(s, If):
                 self.numbers.append(len(rows))
                 test = self._row(rows, x.BRANCH_IF_ZERO, (s.cond,))
@@ -238,7 +241,6 @@ class CpuExecutable:
                 test[x.TARGET] = len(rows)
                 self._emit(s.other, rows)
                 over[x.TARGET] = len(rows)
-                serial = owed = False
             else:
                 symbol = self.names.index(s.symbol)
                 self._row(rows, x.SET_ZERO, amount=symbol, wait=False)
@@ -250,23 +252,27 @@ class CpuExecutable:
                 self._row(rows, x.INCREMENT, amount=symbol, wait=False)
                 self._row(rows, x.JUMP, wait=False)[x.TARGET] = start
                 first[x.TARGET] = second[x.TARGET] = len(rows)
-                serial = owed = False
 
     # running
 
     def __call__(self, addresses: Sequence[int], symbols: Sequence[int]) -> None:
         """See `tinyedge.drivers.device.Executable`."""
-        if self.closed:
-            raise DeviceError("run", "the model has been closed")
         if self.process != os.getpid():
             self._start()
-        self.bases[FIRST_EXTERNAL:] = list(addresses)
-        if symbols:
-            self.symbols[:len(symbols)] = list(symbols)
-            env = dict(zip(self.names, symbols))
-            for word, size in self.amounts:
-                self.commands[word] = evaluate(size, env)
-        self.submit(self.at)
+        with self.lock:
+            self._open()
+            self.bases[FIRST_EXTERNAL:] = list(addresses)
+            if symbols:
+                self.symbols[:len(symbols)] = list(symbols)
+                env = dict(zip(self.names, symbols))
+                for word, size in self.amounts:
+                    self.commands[word] = evaluate(size, env)
+            if self.submit(self.at):
+                # what the thread may still write to has to stay
+                self.closed = True
+                _lost.append(self)
+                raise DeviceTimeout("run", "a thread of the plan did not finish its part; load "
+                                    "the plan again")
 
     def profile(self, addresses: Sequence[int], symbols: Sequence[int]) -> list[int]:
         """See `tinyedge.drivers.device.Executable`."""
@@ -280,24 +286,31 @@ class CpuExecutable:
 
     def states(self) -> memoryview:
         """See `tinyedge.drivers.device.Executable`."""
+        self._open()
         return self.state.view()
+
+    def _open(self) -> None:
+        if self.closed:
+            raise DeviceError("run", "the model has been closed")
 
     # threads
 
     def _start(self) -> None:
-        """Starts the other threads; also in a child process, which has none of its parent's."""
-        self.process = os.getpid()
-        self.workers = []
-        for offset in (x.DONE, x.ARRIVED, x.SLEEPERS, x.STOP):
+        """Starts the other threads, at the first run of a process.
+
+        A child process has none of its parent's, and a lock that one of them may have held.
+        """
+        self._open()
+        self.process, self.lock, self.workers = os.getpid(), Lock(), []
+        for offset in (x.CLAIM, x.HEAD, x.TAIL, x.SLEEPERS, x.STOP):
             self._set(offset, 0)
-        generation = ctypes.c_uint64.from_address(self.at + x.GENERATION).value
         self._set(x.THREADS, self.threads)
         for number in range(1, self.threads):
-            argument = (ctypes.c_uint64 * 3)(self.at, number, generation)
+            argument = ctypes.c_uint64(self.at)
             handle = ctypes.c_void_p()
             failed = _libc.pthread_create(
                 ctypes.byref(handle), None,
-                ctypes.c_void_p(self.base + self.plan.entries["tinyedge_worker"]), argument)
+                ctypes.c_void_p(self.base + self.plan.entries[x.WORKER]), ctypes.byref(argument))
             if failed:
                 # run with those that there are: the results are the same
                 self.threads = number
@@ -306,14 +319,27 @@ class CpuExecutable:
             self.workers.append((handle, argument))
 
     def close(self) -> None:
-        """Ends the threads and frees the memory; may be repeated."""
+        """Ends the threads and frees the memory, after a run that is under way; may be repeated."""
         if self.closed:
             return
+        if self.process == os.getpid():
+            if not self.lock.acquire(timeout=CLOSE_SECONDS):
+                _lost.append(self)
+                raise DeviceTimeout("close", "a run of the plan did not end")
+            try:
+                self._stop()
+            finally:
+                self.closed = True
+                self.lock.release()
         self.closed = True
-        if not self.workers or self.process != os.getpid():
+        self.memory.clear()
+        self.state = _Arena(0)
+
+    def _stop(self) -> None:
+        if not self.workers:
             return
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
-            self.base + self.plan.entries["tinyedge_stop"])(self.at)
+            self.base + self.plan.entries[x.STOP_ENTRY])(self.at)
         seconds = time.time() + CLOSE_SECONDS
         deadline = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
         for handle, _ in self.workers:
@@ -321,6 +347,11 @@ class CpuExecutable:
             if _libc.pthread_timedjoin_np(handle, None, deadline):
                 _lost.append(self)
                 raise DeviceTimeout("close", "a thread of the plan did not end")
+
+    def __del__(self) -> None:
+        # threads must not outlive their code
+        if not getattr(self, "closed", True):
+            self.close()
 
 
 _lost: list[CpuExecutable] = []

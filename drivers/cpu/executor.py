@@ -1,23 +1,41 @@
 """The native part of the CPU driver: LLVM IR text for the command walker and its threads.
 
 Compiled with a plan's kernels and stored in the plan, so that the machine that runs it needs no
-compiler. All threads walk the same command array in step. A launch's pieces are shared out in
-contiguous runs, or done by the first thread alone where SOLO is set; pieces do not depend on each
-other, so the results do not depend on the number of threads. The barrier is a counter and a
-generation; a thread that waits long yields its processor.
+compiler. The calling thread walks the commands alone. A launch that is worth sharing is put on a
+board: a word with what is left to claim of it, and a slot with its function and arguments. The
+caller takes pieces from the front, the other threads from the back, fewer the fewer are left, so a
+thread that is late or that the system has put aside costs the others at most the pieces that it
+holds. Pieces do not depend on each other, so the results do not depend on the number of threads.
 
-The layouts below are shared with `tinyedge.drivers.cpu`.
+The layouts below are shared with `tinyedge.drivers.cpu`. Plan files hold this code, so a layout
+once released stays readable: a change needs a new `VERSION`, whose number the entries' names end
+with, and the driver keeps the older ones.
 """
 
 from __future__ import annotations
 
 from tinyedge.plan import MAX_BUFFERS
 
+VERSION = 1
+SUBMIT, WORKER, STOP_ENTRY = (f"tinyedge_{name}_{VERSION}" for name in ("submit", "worker", "stop"))
+
 # The context: byte offsets. What threads write stands on cache lines of its own.
 BASES, SYMBOLS, COMMANDS, THREADS, SYMBOL_COUNT = 0, 8, 16, 24, 32
-SYSCALL, CLOCK, TIMES, SPIN, STOP = 40, 48, 56, 64, 72
-GENERATION, DONE, ARRIVED, TURN, SLEEPERS = 128, 192, 256, 320, 384
-CONTEXT_BYTES = 448
+SYSCALL, CLOCK, TIMES, SPIN, PATIENCE = 40, 48, 56, 64, 72
+STOP, CLAIM, SLEEPERS, GENERATION, HEAD, TAIL = 128, 192, 256, 320, 384, 392
+SLOTS = 448
+
+# A slot: byte offsets. Slot RING is the caller's own, for launches that it does not share.
+DONE, SLOT_FUNCTION, UNITS, PIECES, SLOT_SCALARS, SLOT_BUFFERS = 0, 64, 72, 80, 128, 256
+MAX_SCALARS = 16
+SLOT_BYTES = SLOT_BUFFERS + 8 * MAX_BUFFERS
+RING = 8
+CONTEXT_BYTES = SLOTS + (RING + 1) * SLOT_BYTES
+
+# The claim word: launch << 40 | first unclaimed unit << 20 | end of the unclaimed units.
+LAUNCH_SHIFT, FIRST_SHIFT, UNIT_MASK = 40, 20, (1 << 20) - 1
+UNITS_PER_THREAD = 32
+"""Units that a launch is divided into, for each thread; a claim takes one or more."""
 
 # A command: twelve 64-bit words.
 OP, TARGET, FUNCTION, BUFFERS, BUFFER_COUNT, SCALARS, SCALAR_COUNT, AMOUNT, WAIT, SOLO = range(10)
@@ -27,9 +45,10 @@ COMMAND_WORDS = 12
 END, LAUNCH, COPY, JUMP, BRANCH_IF_ZERO, SET_ZERO, INCREMENT, BRANCH_IF_DONE, MOVE = range(9)
 
 MAX_SYMBOLS = 64
-MAX_SCALARS = 16
-YIELD_AFTER = 20000
-"""Turns of a waiting loop (about a millisecond) before it gives the processor away."""
+COPY_PIECE = 16384
+"""Bytes of a copy that one thread moves at a time."""
+YIELD_AFTER = 2000
+"""Turns of a waiting loop (about 50 microseconds) before it gives the processor away."""
 
 # Linux system call numbers (arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/
 # unistd.h) and <linux/futex.h>
@@ -42,18 +61,22 @@ PAUSE = {
 }
 
 
-def _field(name: str, offset: int, kind: str = "i64") -> str:
-    return (f"  %{name}.p = getelementptr i8, ptr %ctx, i64 {offset}\n"
+def _field(name: str, offset: int, kind: str = "i64", base: str = "ctx") -> str:
+    return (f"  %{name}.p = getelementptr i8, ptr %{base}, i64 {offset}\n"
             f"  %{name} = load {kind}, ptr %{name}.p, align 8\n")
+
+
+def _at(name: str, offset: int, base: str = "ctx") -> str:
+    return f"  %{name} = getelementptr i8, ptr %{base}, i64 {offset}\n"
 
 
 def _word(name: str, word: int, kind: str = "i64") -> str:
-    return (f"  %{name}.p = getelementptr i64, ptr %cmd, i64 {word}\n"
-            f"  %{name} = load {kind}, ptr %{name}.p, align 8\n")
+    return _field(name, 8 * word, kind, "cmd")
 
 
 def executor_ir(arch: str) -> str:
-    """LLVM IR text of tinyedge_submit(ctx) and tinyedge_worker({ctx, number})."""
+    """LLVM IR text of submit(ctx) -> 0, or 1 where a thread did not answer in time; worker({ctx});
+    stop(ctx); under the names in SUBMIT, WORKER and STOP_ENTRY."""
     declare, pause = PAUSE[arch]
     calls = CALLS[arch]
     return f"""
@@ -68,37 +91,6 @@ yield:
   %r = call i64 (i64, ...) %call(i64 {calls["yield"]})
   br label %done
 done:
-  ret void
-}}
-
-define internal void @barrier(ptr %ctx) nounwind noinline {{
-entry:
-{_field("threads", THREADS)}
-  %alone = icmp eq i64 %threads, 1
-  br i1 %alone, label %out, label %meet
-meet:
-  %turn.p = getelementptr i8, ptr %ctx, i64 {TURN}
-  %arrived.p = getelementptr i8, ptr %ctx, i64 {ARRIVED}
-  %mine = load atomic i64, ptr %turn.p monotonic, align 8
-  %before = atomicrmw add ptr %arrived.p, i64 1 acq_rel
-  %now = add i64 %before, 1
-  %last = icmp eq i64 %now, %threads
-  br i1 %last, label %open, label %wait
-open:
-  store atomic i64 0, ptr %arrived.p monotonic, align 8
-  %next = add i64 %mine, 1
-  store atomic i64 %next, ptr %turn.p release, align 8
-  br label %out
-wait:
-  %n = phi i64 [ 0, %meet ], [ %n1, %again ]
-  %seen = load atomic i64, ptr %turn.p acquire, align 8
-  %moved = icmp ne i64 %seen, %mine
-  br i1 %moved, label %out, label %again
-again:
-  %n1 = add i64 %n, 1
-  call void @give_way(ptr %ctx, i64 %n)
-  br label %wait
-out:
   ret void
 }}
 
@@ -172,7 +164,7 @@ define internal i64 @now(ptr %ctx) nounwind {{
   ret i64 %all
 }}
 
-define internal ptr @place(ptr %ctx, ptr %refs, i64 %i) alwaysinline nounwind {{
+define internal ptr @place(ptr %ctx, ptr %refs, i64 %i) nounwind {{
 {_field("bases", BASES, "ptr")}
   %two = shl i64 %i, 1
   %a.p = getelementptr i64, ptr %refs, i64 %two
@@ -185,19 +177,166 @@ define internal ptr @place(ptr %ctx, ptr %refs, i64 %i) alwaysinline nounwind {{
   ret ptr %at
 }}
 
-define internal void @run(ptr %ctx, i64 %thread) nounwind noinline {{
+; the board
+
+define internal ptr @slot(ptr %ctx, i64 %number) nounwind {{
+  %o = mul i64 %number, {SLOT_BYTES}
+  %at = add i64 %o, {SLOTS}
+  %slot = getelementptr i8, ptr %ctx, i64 %at
+  ret ptr %slot
+}}
+
+define internal void @pieces(ptr %slot, i64 %first, i64 %end) nounwind {{
+{_field("fn", SLOT_FUNCTION, "ptr", "slot")}{_at("buffers", SLOT_BUFFERS, "slot")}
+{_at("scalars", SLOT_SCALARS, "slot")}
+  call void %fn(ptr %buffers, ptr %scalars, i64 %first, i64 %end)
+  ret void
+}}
+
+; claims units of the launch on the board and does them; false if there are none
+define internal i1 @take(ptr %ctx, i1 %front) nounwind noinline {{
 entry:
-  %buffers = alloca [{MAX_BUFFERS} x ptr], align 16
-  %scalars = alloca [{MAX_SCALARS} x i64], align 16
+{_at("claim.p", CLAIM)}{_field("threads", THREADS)}
+  %share = shl i64 %threads, 1
+  %w0 = load atomic i64, ptr %claim.p acquire, align 8
+  br label %look
+look:
+  %w = phi i64 [ %w0, %entry ], [ %w1, %try ]
+  %hi = and i64 %w, {UNIT_MASK}
+  %lo0 = lshr i64 %w, {FIRST_SHIFT}
+  %lo = and i64 %lo0, {UNIT_MASK}
+  %left = sub i64 %hi, %lo
+  %some = icmp ult i64 %lo, %hi
+  br i1 %some, label %try, label %none
+try:
+  %part = udiv i64 %left, %share
+  %zero = icmp eq i64 %part, 0
+  %count = select i1 %zero, i64 1, i64 %part
+  %up = shl i64 %count, {FIRST_SHIFT}
+  %ahead = add i64 %w, %up
+  %back = sub i64 %w, %count
+  %new = select i1 %front, i64 %ahead, i64 %back
+  %pair = cmpxchg ptr %claim.p, i64 %w, i64 %new acq_rel acquire
+  %w1 = extractvalue {{ i64, i1 }} %pair, 0
+  %won = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %won, label %do, label %look
+do:
+  %last = sub i64 %hi, %count
+  %first = select i1 %front, i64 %lo, i64 %last
+  %end = add i64 %first, %count
+  %launch = lshr i64 %w, {LAUNCH_SHIFT}
+  %number = urem i64 %launch, {RING}
+  %slot = call ptr @slot(ptr %ctx, i64 %number)
+{_field("units", UNITS, base="slot")}{_field("all", PIECES, base="slot")}
+  %p0 = mul i64 %first, %all
+  %p1 = mul i64 %end, %all
+  %begin = udiv i64 %p0, %units
+  %stop = udiv i64 %p1, %units
+  call void @pieces(ptr %slot, i64 %begin, i64 %stop)
+  %old = atomicrmw add ptr %slot, i64 %count release
+  ret i1 true
+none:
+  ret i1 false
+}}
+
+; waits until every launch is done; true if a thread takes too long
+define internal i1 @settle(ptr %ctx) nounwind noinline {{
+entry:
+{_field("head", HEAD)}{_field("tail", TAIL)}{_field("patience", PATIENCE)}
+  br label %next
+next:
+  %t = phi i64 [ %tail, %entry ], [ %t1, %done ]
+  %behind = icmp ult i64 %t, %head
+  br i1 %behind, label %open, label %out
+open:
+  %t1 = add i64 %t, 1
+  %number = urem i64 %t1, {RING}
+  %slot = call ptr @slot(ptr %ctx, i64 %number)
+{_field("units", UNITS, base="slot")}
+  br label %look
+look:
+  %n = phi i64 [ 0, %open ], [ %n1, %patient ]
+  %d = load atomic i64, ptr %slot acquire, align 8
+  %all = icmp eq i64 %d, %units
+  br i1 %all, label %done, label %again
+again:
+  %n1 = add i64 %n, 1
+  %late = icmp ugt i64 %n1, %patience
+  br i1 %late, label %lost, label %patient
+patient:
+  call void @give_way(ptr %ctx, i64 %n)
+  br label %look
+done:
+  br label %next
+out:
+  store i64 %head, ptr %tail.p, align 8
+  ret i1 false
+lost:
+  ret i1 true
+}}
+
+define internal void @wake(ptr %ctx) nounwind {{
+{_at("gen.p", GENERATION)}{_field("call", SYSCALL, "ptr")}
+  %g = atomicrmw add ptr %gen.p, i64 1 seq_cst
+  %r = call i64 (i64, ...) %call(i64 {calls["futex"]}, ptr %gen.p, i32 {FUTEX_WAKE_PRIVATE},
+    i32 2147483647, ptr null, ptr null, i32 0)
+  ret void
+}}
+
+; puts a slot that is filled in on the board and works on it until all of it is claimed
+define internal void @share(ptr %ctx, ptr %slot, i64 %head) nounwind {{
+entry:
+{_field("threads", THREADS)}{_field("all", PIECES, base="slot")}
+  %most = mul i64 %threads, {UNITS_PER_THREAD}
+  %few = icmp ult i64 %all, %most
+  %units = select i1 %few, i64 %all, i64 %most
+{_at("units.p", UNITS, "slot")}
+  store i64 %units, ptr %units.p, align 8
+  store atomic i64 0, ptr %slot monotonic, align 8
+{_at("head.p", HEAD)}
+  store i64 %head, ptr %head.p, align 8
+  %tag = shl i64 %head, {LAUNCH_SHIFT}
+  %word = or i64 %tag, %units
+{_at("claim.p", CLAIM)}
+  store atomic i64 %word, ptr %claim.p seq_cst, align 8
+{_at("sleep.p", SLEEPERS)}
+  %asleep = load atomic i64, ptr %sleep.p seq_cst, align 8
+  %some = icmp ne i64 %asleep, 0
+  br i1 %some, label %call.out, label %work
+call.out:
+  %was = atomicrmw xchg ptr %sleep.p, i64 0 seq_cst
+  call void @wake(ptr %ctx)
+  br label %work
+work:
+  %more = call i1 @take(ptr %ctx, i1 true)
+  br i1 %more, label %work, label %out
+out:
+  ret void
+}}
+
+define internal void @copy(ptr %buffers, ptr %scalars, i64 %first, i64 %end) nounwind {{
+  %to = load ptr, ptr %buffers, align 8
+  %from.p = getelementptr ptr, ptr %buffers, i64 1
+  %from = load ptr, ptr %from.p, align 8
+  %bytes = load i64, ptr %scalars, align 8
+  %lo = mul i64 %first, {COPY_PIECE}
+  %hi0 = mul i64 %end, {COPY_PIECE}
+  %over = icmp ugt i64 %hi0, %bytes
+  %hi = select i1 %over, i64 %bytes, i64 %hi0
+  %n = sub i64 %hi, %lo
+  %t = getelementptr i8, ptr %to, i64 %lo
+  %f = getelementptr i8, ptr %from, i64 %lo
+  call void @forward(ptr %t, ptr %f, i64 %n)
+  ret void
+}}
+
+define internal i64 @run(ptr %ctx) nounwind noinline {{
+entry:
   %symbols = alloca [{MAX_SYMBOLS} x i64], align 16
-{_field("commands", COMMANDS, "ptr")}
-{_field("threads", THREADS)}
-{_field("count", SYMBOL_COUNT)}
-{_field("given", SYMBOLS, "ptr")}
-{_field("times", TIMES, "ptr")}
-  %profiled = icmp ne ptr %times, null
-  %first = icmp eq i64 %thread, 0
-  %timed = and i1 %profiled, %first
+{_field("commands", COMMANDS, "ptr")}{_field("threads", THREADS)}{_field("count", SYMBOL_COUNT)}
+{_field("given", SYMBOLS, "ptr")}{_field("times", TIMES, "ptr")}
+  %timed = icmp ne ptr %times, null
+  %one = icmp eq i64 %threads, 1
   br label %copy
 copy:
   %c = phi i64 [ 0, %entry ], [ %c1, %copied ]
@@ -216,62 +355,76 @@ begin:
   %t0 = call i64 @now(ptr %ctx)
   br label %next
 next:
-  %pc = phi i64 [ 0, %start ], [ 0, %begin ], [ %pc1, %step ], [ %target, %jump ]
-  %since = phi i64 [ 0, %start ], [ %t0, %begin ], [ %t2, %step ], [ %t2, %jump ]
+  %pc = phi i64 [ 0, %start ], [ 0, %begin ], [ %pc.next, %step ]
+  %since = phi i64 [ 0, %start ], [ %t0, %begin ], [ %t2, %step ]
   %at = mul i64 %pc, {COMMAND_WORDS}
   %cmd = getelementptr i64, ptr %commands, i64 %at
+  %pc1 = add i64 %pc, 1
 {_word("wait", WAIT)}
   %waits = icmp ne i64 %wait, 0
   br i1 %waits, label %meet, label %do
 meet:
-  call void @barrier(ptr %ctx)
-  br label %do
+  %late = call i1 @settle(ptr %ctx)
+  br i1 %late, label %lost, label %do
 do:
-{_word("op", OP)}
-{_word("target", TARGET)}
-{_word("fn", FUNCTION, "ptr")}
-{_word("refs", BUFFERS, "ptr")}
-{_word("nrefs", BUFFER_COUNT)}
-{_word("names", SCALARS, "ptr")}
-{_word("nnames", SCALAR_COUNT)}
+{_word("op", OP)}{_word("target", TARGET)}{_word("refs", BUFFERS, "ptr")}
 {_word("amount", AMOUNT)}
-  switch i64 %op, label %out [
+  switch i64 %op, label %end [
     i64 {LAUNCH}, label %launch
-    i64 {COPY}, label %share
+    i64 {COPY}, label %launch
     i64 {MOVE}, label %move
-    i64 {JUMP}, label %taken
+    i64 {JUMP}, label %ahead
     i64 {BRANCH_IF_ZERO}, label %zero
     i64 {SET_ZERO}, label %reset
     i64 {INCREMENT}, label %count.up
     i64 {BRANCH_IF_DONE}, label %finished
   ]
 launch:
-  %round = sub i64 %threads, 1
-  %lo0 = mul i64 %amount, %thread
-  %hi0 = add i64 %lo0, %amount
-  %lo1 = add i64 %lo0, %round
-  %hi1 = add i64 %hi0, %round
-  %lo2 = udiv i64 %lo1, %threads
-  %hi2 = udiv i64 %hi1, %threads
+  %some = icmp ne i64 %amount, 0
+  br i1 %some, label %choose, label %after
+choose:
 {_word("solo", SOLO)}
-  %alone = icmp ne i64 %solo, 0
-  %all = select i1 %first, i64 %amount, i64 0
-  %lo = select i1 %alone, i64 0, i64 %lo2
-  %hi = select i1 %alone, i64 %all, i64 %hi2
-  %some = icmp ult i64 %lo, %hi
-  br i1 %some, label %bind, label %after
+  %small = icmp ne i64 %solo, 0
+  %alone = or i1 %small, %one
+{_field("head", HEAD)}{_field("tail", TAIL)}
+  %head1 = add i64 %head, 1
+  %ring = urem i64 %head1, {RING}
+  %number = select i1 %alone, i64 {RING}, i64 %ring
+  %slot = call ptr @slot(ptr %ctx, i64 %number)
+  %used = sub i64 %head1, %tail
+  %full0 = icmp ugt i64 %used, {RING}
+  %other = xor i1 %alone, true
+  %full = and i1 %full0, %other
+  br i1 %full, label %make.room, label %bind
+make.room:
+  %late2 = call i1 @settle(ptr %ctx)
+  br i1 %late2, label %lost, label %bind
 bind:
-  %i = phi i64 [ 0, %launch ], [ %i1, %bound ]
-  %i.more = icmp ult i64 %i, %nrefs
-  br i1 %i.more, label %bound, label %name
+{_word("fn", FUNCTION, "ptr")}{_word("nrefs", BUFFER_COUNT)}{_word("names", SCALARS, "ptr")}
+{_word("nnames", SCALAR_COUNT)}
+{_at("scalars", SLOT_SCALARS, "slot")}{_at("buffers", SLOT_BUFFERS, "slot")}
+{_at("fn.slot", SLOT_FUNCTION, "slot")}{_at("pieces.slot", PIECES, "slot")}
+  %copies = icmp eq i64 %op, {COPY}
+  %c0 = add i64 %amount, {COPY_PIECE - 1}
+  %c2 = udiv i64 %c0, {COPY_PIECE}
+  %all = select i1 %copies, i64 %c2, i64 %amount
+  %what = select i1 %copies, ptr @copy, ptr %fn
+  store ptr %what, ptr %fn.slot, align 8
+  store i64 %all, ptr %pieces.slot, align 8
+  store i64 %amount, ptr %scalars, align 8
+  br label %bound
 bound:
+  %i = phi i64 [ 0, %bind ], [ %i1, %put ]
+  %i.more = icmp ult i64 %i, %nrefs
+  br i1 %i.more, label %put, label %name
+put:
   %addr = call ptr @place(ptr %ctx, ptr %refs, i64 %i)
-  %slot = getelementptr ptr, ptr %buffers, i64 %i
-  store ptr %addr, ptr %slot, align 8
+  %b.p = getelementptr ptr, ptr %buffers, i64 %i
+  store ptr %addr, ptr %b.p, align 8
   %i1 = add i64 %i, 1
-  br label %bind
+  br label %bound
 name:
-  %k = phi i64 [ 0, %bind ], [ %k1, %named ]
+  %k = phi i64 [ 0, %bound ], [ %k1, %named ]
   %k.more = icmp ult i64 %k, %nnames
   br i1 %k.more, label %named, label %call
 named:
@@ -284,29 +437,17 @@ named:
   %k1 = add i64 %k, 1
   br label %name
 call:
-  call void %fn(ptr %buffers, ptr %scalars, i64 %lo, i64 %hi)
+  br i1 %alone, label %by.myself, label %together
+by.myself:
+  call void @pieces(ptr %slot, i64 0, i64 %all)
   br label %after
-share:
-  %c.to = call ptr @place(ptr %ctx, ptr %refs, i64 0)
-  %c.from = call ptr @place(ptr %ctx, ptr %refs, i64 1)
-  %lines0 = add i64 %amount, 63
-  %lines = lshr i64 %lines0, 6
-  %cl0 = mul i64 %lines, %thread
-  %ch0 = add i64 %cl0, %lines
-  %cl1 = udiv i64 %cl0, %threads
-  %ch1 = udiv i64 %ch0, %threads
-  %cl = shl i64 %cl1, 6
-  %ch2 = shl i64 %ch1, 6
-  %over = icmp ugt i64 %ch2, %amount
-  %ch = select i1 %over, i64 %amount, i64 %ch2
-  %cn = sub i64 %ch, %cl
-  %c.t = getelementptr i8, ptr %c.to, i64 %cl
-  %c.f = getelementptr i8, ptr %c.from, i64 %cl
-  call void @forward(ptr %c.t, ptr %c.f, i64 %cn)
-  br label %after
+together:
+  call void @share(ptr %ctx, ptr %slot, i64 %head1)
+  br i1 %timed, label %see.end, label %after
+see.end:
+  %late3 = call i1 @settle(ptr %ctx)
+  br i1 %late3, label %lost, label %after
 move:
-  br i1 %first, label %moving, label %after
-moving:
   %m.to = call ptr @place(ptr %ctx, ptr %refs, i64 0)
   %m.from = call ptr @place(ptr %ctx, ptr %refs, i64 1)
   %below = icmp ule ptr %m.to, %m.from
@@ -317,8 +458,6 @@ up:
 down:
   call void @backward(ptr %m.to, ptr %m.from, i64 %amount)
   br label %after
-taken:
-  br label %ahead
 zero:
   %z.p = call ptr @place(ptr %ctx, ptr %refs, i64 0)
   %z = load i8, ptr %z.p, align 1
@@ -341,130 +480,83 @@ finished:
   %y = load i64, ptr %y.p, align 8
   %y.done = icmp sge i64 %y, %limit
   br i1 %y.done, label %ahead, label %after
+ahead:
+  br label %after
 after:
-  br i1 %timed, label %clock.step, label %step.plain
-clock.step:
+  %pc.next = phi i64 [ %target, %ahead ], [ %pc1, %launch ], [ %pc1, %by.myself ],
+    [ %pc1, %together ], [ %pc1, %see.end ], [ %pc1, %up ], [ %pc1, %down ], [ %pc1, %zero ],
+    [ %pc1, %reset ], [ %pc1, %count.up ], [ %pc1, %finished ]
+  br i1 %timed, label %clock, label %step
+clock:
   %t1 = call i64 @now(ptr %ctx)
   %tp = getelementptr i64, ptr %times, i64 %pc
   %told = load i64, ptr %tp, align 8
   %took = sub i64 %t1, %since
   %tnew = add i64 %told, %took
   store i64 %tnew, ptr %tp, align 8
-  br label %step.plain
-step.plain:
-  %t2 = phi i64 [ 0, %after ], [ %t1, %clock.step ], [ %since, %ahead ]
-  %goes = phi i1 [ false, %after ], [ false, %clock.step ], [ true, %ahead ]
-  br i1 %goes, label %jump, label %step
-ahead:
-  br label %step.plain
+  br label %step
 step:
-  %pc1 = add i64 %pc, 1
+  %t2 = phi i64 [ 0, %after ], [ %t1, %clock ]
   br label %next
-jump:
-  br label %next
+end:
+  %late4 = call i1 @settle(ptr %ctx)
+  br i1 %late4, label %lost, label %out
 out:
-  ret void
+  ret i64 0
+lost:
+  ret i64 1
 }}
 
-define ptr @tinyedge_worker(ptr %arg) nounwind {{
+define i64 @{SUBMIT}(ptr %ctx) nounwind {{
+  %r = call i64 @run(ptr %ctx)
+  ret i64 %r
+}}
+
+define ptr @{WORKER}(ptr %arg) nounwind {{
 entry:
   %ctx = load ptr, ptr %arg, align 8
-  %n.p = getelementptr i64, ptr %arg, i64 1
-  %number = load i64, ptr %n.p, align 8
-  %gen.p = getelementptr i8, ptr %ctx, i64 {GENERATION}
-  %done.p = getelementptr i8, ptr %ctx, i64 {DONE}
-  %sleep.p = getelementptr i8, ptr %ctx, i64 {SLEEPERS}
-  %seen.p = getelementptr i64, ptr %arg, i64 2
-  %seen0 = load i64, ptr %seen.p, align 8
-{_field("spin", SPIN)}
-{_field("call", SYSCALL, "ptr")}
+{_at("stop.p", STOP)}{_at("claim.p", CLAIM)}{_at("gen.p", GENERATION)}{_at("sleep.p", SLEEPERS)}
+{_field("spin", SPIN)}{_field("call", SYSCALL, "ptr")}
   br label %idle
 idle:
-  %seen = phi i64 [ %seen0, %entry ], [ %gen, %work ], [ %seen, %nap ]
   br label %look
 look:
   %n = phi i64 [ 0, %idle ], [ %n1, %again ]
-  %gen = load atomic i64, ptr %gen.p acquire, align 8
-  %new = icmp ne i64 %gen, %seen
-  br i1 %new, label %woken, label %again
+  %stop = load atomic i64, ptr %stop.p acquire, align 8
+  %end = icmp ne i64 %stop, 0
+  br i1 %end, label %leave, label %try
+try:
+  %did = call i1 @take(ptr %ctx, i1 false)
+  br i1 %did, label %idle, label %again
 again:
   {pause}
   %n1 = add i64 %n, 1
   %tired = icmp ugt i64 %n1, %spin
-  br i1 %tired, label %nap, label %look
+  br i1 %tired, label %drowsy, label %look
+drowsy:
+  %gen = load atomic i64, ptr %gen.p seq_cst, align 8
+  %old = atomicrmw xchg ptr %sleep.p, i64 1 seq_cst
+  %stop2 = load atomic i64, ptr %stop.p seq_cst, align 8
+  %end2 = icmp ne i64 %stop2, 0
+  br i1 %end2, label %leave, label %last.look
+last.look:
+  %w = load atomic i64, ptr %claim.p seq_cst, align 8
+  %hi = and i64 %w, {UNIT_MASK}
+  %lo0 = lshr i64 %w, {FIRST_SHIFT}
+  %lo = and i64 %lo0, {UNIT_MASK}
+  %some = icmp ult i64 %lo, %hi
+  br i1 %some, label %idle, label %nap
 nap:
-  %a = atomicrmw add ptr %sleep.p, i64 1 seq_cst
-  %low = trunc i64 %seen to i32
+  %low = trunc i64 %gen to i32
   %r = call i64 (i64, ...) %call(i64 {calls["futex"]}, ptr %gen.p, i32 {FUTEX_WAIT_PRIVATE},
     i32 %low, ptr null, ptr null, i32 0)
-  %b = atomicrmw sub ptr %sleep.p, i64 1 seq_cst
-  br label %idle
-woken:
-  %stop.p = getelementptr i8, ptr %ctx, i64 {STOP}
-  %stop = load atomic i64, ptr %stop.p acquire, align 8
-  %end = icmp ne i64 %stop, 0
-  br i1 %end, label %leave, label %work
-work:
-  call void @run(ptr %ctx, i64 %number)
-  %d = atomicrmw add ptr %done.p, i64 1 release
   br label %idle
 leave:
   ret ptr null
 }}
 
-define internal void @wake(ptr %ctx) nounwind {{
-  %done.p = getelementptr i8, ptr %ctx, i64 {DONE}
-  store atomic i64 0, ptr %done.p monotonic, align 8
-  %gen.p = getelementptr i8, ptr %ctx, i64 {GENERATION}
-  %g = atomicrmw add ptr %gen.p, i64 1 seq_cst
-  %sleep.p = getelementptr i8, ptr %ctx, i64 {SLEEPERS}
-  %n = load atomic i64, ptr %sleep.p seq_cst, align 8
-  %some = icmp ne i64 %n, 0
-  br i1 %some, label %call.out, label %done
-call.out:
-{_field("call", SYSCALL, "ptr")}
-  %r = call i64 (i64, ...) %call(i64 {calls["futex"]}, ptr %gen.p, i32 {FUTEX_WAKE_PRIVATE},
-    i32 2147483647, ptr null, ptr null, i32 0)
-  br label %done
-done:
-  ret void
-}}
-
-define internal void @gather_in(ptr %ctx, i64 %others) nounwind {{
-entry:
-  %done.p = getelementptr i8, ptr %ctx, i64 {DONE}
-  br label %look
-look:
-  %n = phi i64 [ 0, %entry ], [ %n1, %again ]
-  %d = load atomic i64, ptr %done.p acquire, align 8
-  %all = icmp uge i64 %d, %others
-  br i1 %all, label %out, label %again
-again:
-  call void @give_way(ptr %ctx, i64 %n)
-  %n1 = add i64 %n, 1
-  br label %look
-out:
-  ret void
-}}
-
-define void @tinyedge_submit(ptr %ctx) nounwind {{
-entry:
-{_field("threads", THREADS)}
-  %others = sub i64 %threads, 1
-  %alone = icmp eq i64 %others, 0
-  br i1 %alone, label %solo, label %team
-solo:
-  call void @run(ptr %ctx, i64 0)
-  ret void
-team:
-  call void @wake(ptr %ctx)
-  call void @run(ptr %ctx, i64 0)
-  call void @gather_in(ptr %ctx, i64 %others)
-  ret void
-}}
-
-define void @tinyedge_stop(ptr %ctx) nounwind {{
-  %stop.p = getelementptr i8, ptr %ctx, i64 {STOP}
+define void @{STOP_ENTRY}(ptr %ctx) nounwind {{
+{_at("stop.p", STOP)}
   store atomic i64 1, ptr %stop.p seq_cst, align 8
   call void @wake(ptr %ctx)
   ret void
