@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import zlib
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -24,3 +26,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if (cache := config.stash.get(_cache, None)) is not None:
         shutil.rmtree(cache, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """A test's random numbers follow from its name, not from which tests ran before it."""
+    for name in ("rng", "RNG", "RANDOM"):
+        shared = getattr(request.module, name, None)
+        if isinstance(shared, np.random.Generator):
+            own = np.random.default_rng(zlib.crc32(request.node.name.encode()))
+            shared.bit_generator.state = own.bit_generator.state
