@@ -33,9 +33,8 @@ class Layout:
     shape: logical. order: dimensions from outermost to innermost. halo: per dimension, elements
     before and after that hold `fill`, so that a padded read needs no test. room: per dimension,
     the physical extent with halo, and rounded up where whole vectors are wanted. block: (dimension,
-    size, order) splits one dimension into blocks whose number varies slowest (packed weights).
-    origin, parent_room: a part of a larger tensor starts at `origin` and has the strides of
-    `parent_room`.
+    size) splits one dimension into blocks whose number varies slowest (packed weights). origin: a
+    part of a larger tensor starts there, and `room` is the larger one's.
     """
 
     shape: Shape

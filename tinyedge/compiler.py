@@ -56,7 +56,7 @@ from .schedule import (
     LoopItem,
     Program,
     ScatterItem,
-    _Symbol,
+    SymbolBuffer,
     form,
 )
 from .shape import upper
@@ -166,7 +166,7 @@ def build_kernel(
         b = item.where.get(n)
         if b is None or b is item.target and n is item.node:
             return None
-        if isinstance(b, _Symbol):
+        if isinstance(b, SymbolBuffer):
             return b.value
         g_ = both(guard, b.layout.guard(index))
         return load(args.number(b), b.layout.offset(index), n.dtype, _optional(g_))
@@ -409,7 +409,7 @@ def build_scatter(item: ScatterItem) -> Built:
         b = item.where.get(m)
         if b is None or b is item.target:
             return None
-        if isinstance(b, _Symbol):
+        if isinstance(b, SymbolBuffer):
             return b.value
         g_ = both(guard, b.layout.guard(index))
         return load(args.number(b), b.layout.offset(index), m.dtype, _optional(g_))

@@ -676,7 +676,7 @@ class _Former:
         self.program.buffers += [ongoing, counter]
         self._into(cond, ongoing)
         count = iota_of(turn)
-        first: list[Item] = [KernelItem(count, None, (), counter, {count: _Symbol(turn)}, ())]
+        first: list[Item] = [KernelItem(count, None, (), counter, {count: SymbolBuffer(turn)}, ())]
         fresh: list[tuple[Node, Buffer]] = []
         late: list[Item] = []
         for i in range(carried):
@@ -701,7 +701,7 @@ class _Former:
             symbol, self.where[trips], ongoing, first + inner + late, names))
 
 
-class _Symbol(Buffer):
+class SymbolBuffer(Buffer):
     """Stands for a symbol's value where a buffer is expected."""
 
     def __init__(self, value: Expr) -> None:

@@ -78,7 +78,8 @@ def _constant_side(n: Node) -> int | None:
 def _contract(w: Node, x: Node, side: int, n: Node) -> Node:
     """The contraction n with w in place of its operand `side`, and x of the other."""
     a, b = (w, x) if side == 0 else (x, w)
-    return g.contract(a, b, n.shape, n["reduce"], n["maps"])
+    with g.naming(n.source):
+        return g.contract(a, b, n.shape, n["reduce"], n["maps"])
 
 
 def _multiplied(n: Node, side: int, factors: Array, other: Node | None = None) -> Node | None:
