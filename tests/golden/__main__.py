@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tinyedge
 
+Array = np.ndarray[Any, np.dtype[Any]]
 FOLDER = Path(__file__).parent
 ROWS, STEPS = 3, 5
 
@@ -23,7 +25,7 @@ def network() -> onnx.ModelProto:
     def info(name: str, shape: list[int | str], dtype: int = kind) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, dtype, shape)
 
-    def held(name: str, a: np.ndarray) -> onnx.TensorProto:
+    def held(name: str, a: Array) -> onnx.TensorProto:
         return numpy_helper.from_array(a, name)
 
     then = helper.make_graph([helper.make_node("Exp", ["mean"], ["a"])], "then", [],
@@ -63,12 +65,12 @@ def network() -> onnx.ModelProto:
          held("matrix", rng.standard_normal((8, 5)).astype(np.float32)),
          held("flat", np.array([-1, 8])), held("from1", np.array([1])), held("end", np.array([6])),
          held("axis0", np.array([0])), held("trips", np.array(STEPS)),
-         held("half", np.float32([0.5])), held("one", np.float32([1])),
-         held("scale", np.float32(0.125)), held("zero", np.int8(3))])
+         held("half", np.full(1, 0.5, np.float32)), held("one", np.ones(1, np.float32)),
+         held("scale", np.array(0.125, np.float32)), held("zero", np.array(3, np.int8))])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def runs() -> list[dict[str, np.ndarray]]:
+def runs() -> list[dict[str, Array]]:
     """The inputs of three runs in order."""
     rng = np.random.default_rng(12)
     return [{"image": rng.standard_normal((n, 3, 9, 7)).astype(np.float32),
@@ -76,7 +78,7 @@ def runs() -> list[dict[str, np.ndarray]]:
             for n in (2, 1, 4)]
 
 
-def expected(path: Path) -> list[dict[str, np.ndarray]]:
+def expected(path: Path) -> list[dict[str, Array]]:
     """What onnxruntime computes for `runs`, the history fed back."""
     import onnxruntime
 
