@@ -98,7 +98,8 @@ def link(objects: Sequence[bytes], page: int = 4096) -> Image:
     parsed: list[_Object] = []
     number = 0
     try:
-        for number, data in enumerate(objects):
+        for data in objects:
+            number = len(parsed)
             parsed.append(_Object(data))
         image, entries = _place(parsed, page)
         for number, o in enumerate(parsed):
@@ -132,11 +133,13 @@ def _place(parsed: Sequence[_Object], page: int) -> tuple[bytearray, dict[str, i
     entries: dict[str, int] = {}
     for o in parsed:
         for y in o.symbols:
-            if y.is_global and 0 < y.section < 0xFF00 and o.sections[y.section].place >= 0:
+            if 0 < y.section < 0xFF00 and o.sections[y.section].place >= 0:
+                if y.value > len(o.sections[y.section].data):
+                    raise UnsupportedError(f"symbol {y.name} lies outside its section")
+                if not y.is_global:
+                    continue
                 if y.name in entries:
                     raise UnsupportedError(f"symbol {y.name} is defined by two objects")
-                if y.value >= len(o.sections[y.section].data):
-                    raise UnsupportedError(f"symbol {y.name} lies outside its section")
                 entries[y.name] = o.sections[y.section].place + y.value
     return image, entries
 
