@@ -14,8 +14,9 @@ from pathlib import Path
 LIMIT = 1 << 30
 """Bytes; above it the entries used longest ago are removed."""
 
-PRUNE_EVERY = 256
-"""How many new entries are stored between two looks at the size."""
+PRUNE_AT = "00"
+"""End of an entry's name at which the size is looked at: after one new entry of 256, whichever
+process stores it."""
 
 
 def folder() -> Path:
@@ -32,7 +33,6 @@ class Cache:
 
     def __init__(self, where: Path | None = None) -> None:
         self.where = folder() if where is None else where
-        self.stored = 0
 
     def _path(self, key: str) -> Path:
         name = blake2b(key.encode(), digest_size=20).hexdigest()
@@ -45,24 +45,25 @@ class Cache:
             data = path.read_bytes()
         except OSError:
             return None
-        if blake2b(data[16:], digest_size=16).digest() != data[:16]:
-            path.unlink(missing_ok=True)
-            return None
-        return data[16:]
+        if _checksum(key, data[16:]) == data[:16]:
+            return data[16:]
+        _remove(path)
+        return None
 
     def put(self, key: str, value: bytes) -> None:
         """Stores `value`; whoever reads sees all of it or nothing."""
-        path = self._path(key)
+        path, part = self._path(key), None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent)
+            handle, part = tempfile.mkstemp(dir=path.parent)
             with os.fdopen(handle, "wb") as f:
-                f.write(blake2b(value, digest_size=16).digest() + value)
-            os.replace(name, path)
+                f.write(_checksum(key, value) + value)
+            os.replace(part, path)
         except OSError:
+            if part is not None:
+                _remove(Path(part))
             return
-        self.stored += 1
-        if self.stored % PRUNE_EVERY == 0:
+        if path.name.endswith(PRUNE_AT):
             self.prune()
 
     def prune(self, limit: int = LIMIT) -> None:
@@ -78,5 +79,18 @@ class Cache:
         for _, size, p in sorted(entries):
             if total <= limit:
                 break
-            p.unlink(missing_ok=True)
+            _remove(p)
             total -= size
+
+
+def _checksum(key: str, value: bytes) -> bytes:
+    """Of both, so that an entry under another's name is not taken for it."""
+    name = blake2b(key.encode(), digest_size=32).digest()
+    return blake2b(value, digest_size=16, key=name).digest()
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        pass

@@ -10,6 +10,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
@@ -29,7 +30,7 @@ def compile_all(
 
     store = Cache() if cache else None
     out: dict[int, bytes] = {}
-    keys = [f"{llvmlite.__version__}\n{target.canonical}\n{t}" for t in texts]
+    keys = [f"{llvmlite.__version__}\n{target}\n{t}" for t in texts]
     if store is not None:
         for i, k in enumerate(keys):
             found = store.get(k)
@@ -50,34 +51,40 @@ def compile_all(
         shares = [missing[k::count] for k in range(count)]
         missing = shares[0]
         for share in shares[1:]:
-            others.append((share, _start(share, texts, target)))
-    for i in missing:
-        done(i, compile_ir(texts[i], target))
-    for share, process in others:
-        results = _results(process, len(share))
-        for n, i in enumerate(share):
-            # what the other process failed at fails here again, with its message
-            done(i, results[n] if n < len(results) else compile_ir(texts[i], target))
+            try:
+                others.append((share, _start(share, texts, target)))
+            except OSError:
+                missing = missing + share
+    try:
+        for i in missing:
+            done(i, compile_ir(texts[i], target))
+        for share, process in others:
+            results = _results(process, len(share))
+            for n, i in enumerate(share):
+                # what the other process failed at fails here again, with its message
+                done(i, results[n] if n < len(results) else compile_ir(texts[i], target))
+    finally:
+        for _, process in others:
+            process.kill()
+            process.wait()
     return [out[i] for i in range(len(texts))]
 
 
 def _start(
     share: Sequence[int], texts: Sequence[str], target: CpuTarget
 ) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tinyedge.codegen.objects"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
-    assert process.stdin is not None
-    try:
-        _send(process.stdin, target.canonical.encode())
+    # a file, not a pipe: the other process takes its time to start, and this one has work to do
+    with tempfile.TemporaryFile() as work:
+        _send(work, target.canonical.encode())
         for i in share:
-            _send(process.stdin, texts[i].encode())
-        process.stdin.close()
-    except BrokenPipeError:
-        pass
-    return process
+            _send(work, texts[i].encode())
+        work.seek(0)
+        # -P: nothing is imported from the working directory that is not imported from it here
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "tinyedge.codegen.objects"],
+            stdin=work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+        )
 
 
 def _results(process: subprocess.Popen[bytes], count: int) -> list[bytes]:
@@ -114,8 +121,9 @@ def _worker() -> None:
     texts = []
     while (text := _receive(source)) is not None:
         texts.append(text.decode())
-    for ir_text in texts:
-        _send(sys.stdout.buffer, compile_ir(ir_text, target))
+    # all at the end: the other side reads when its own share is done, and a pipe holds 64 KiB
+    for code in [compile_ir(t, target) for t in texts]:
+        _send(sys.stdout.buffer, code)
 
 
 if __name__ == "__main__":
