@@ -307,7 +307,6 @@ def test_a_fork_while_another_thread_runs(plan: Plan) -> None:
     executable.close()
 
 
-@pytest.mark.xfail(strict=False, reason="the model's lock stays taken in the child")
 def test_a_fork_while_another_thread_calls_the_model(plan: Plan) -> None:
     with tinyedge.load(plan, threads=2) as run:
         started, ends = threading.Event(), list[str]()

@@ -85,6 +85,7 @@ class Model:
         self._out_dtypes = tuple(np.dtype(p.dtype) for p in plan.outputs)
         self._shapes: dict[Any, tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = {}
         self._lock = Lock()
+        _models.add(self)
         self._close = weakref.finalize(self, _release, executable, device)
         self.states = States(self)
 
@@ -279,6 +280,18 @@ class Model:
                         and addresses[j] < addresses[i] + sizes[i] and sizes[j]):
                     raise InputError(f"{labels[j]} shares memory with {labels[i]}; pass an array "
                                      "of its own")
+
+
+_models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child has none of the threads that may have held a lock."""
+    for model in _models:
+        model._lock = Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class States(Mapping[str, Array]):
