@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import os
 import platform
@@ -23,10 +25,11 @@ from tests.test_codegen import matmul, relu
 from tinyedge import graph as g
 from tinyedge.compiler import compile_graph
 from tinyedge.drivers import cpu
+from tinyedge.drivers.cpu import executor as x
 from tinyedge.drivers.cpu import features
 from tinyedge.drivers.device import open_device, probe
 from tinyedge.dtype import BOOL, FLOAT32, INT64
-from tinyedge.errors import DeviceError, InputError, PlanError
+from tinyedge.errors import DeviceError, DeviceTimeout, InputError, PlanError
 from tinyedge.graph import Graph, Node
 from tinyedge.plan import ALIGNMENT, Launch, Plan, flat
 
@@ -212,6 +215,56 @@ def test_a_closed_executable(plan: Plan) -> None:
             call()
 
 
+class Library:
+    """The C library with another answer from one function."""
+
+    def __init__(self, name: str, answer: int) -> None:
+        self.library, self.name, self.answer = cpu._libc, name, answer
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *a: self.answer) if name == self.name else getattr(self.library, name)
+
+
+def test_closing_does_not_wait_for_ever(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "CLOSE_SECONDS", 0.05)
+    executable, addresses, _ = bound(plan, 2)
+    executable(addresses, ())
+    with executable.lock, pytest.raises(DeviceTimeout, match="a run of the plan did not end"):
+        executable.close()
+    executable(addresses, ())  # it was not closed
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "_libc", Library("pthread_timedjoin_np", errno.ETIMEDOUT))
+        with pytest.raises(DeviceTimeout, match="a thread of the plan did not end"):
+            executable.close()
+    with pytest.raises(DeviceError, match="closed"):
+        executable(addresses, ())
+    executable.close()
+    assert cpu._lost.pop() is executable and cpu._lost.pop() is executable
+    executable._stop()
+
+
+def test_a_thread_that_does_not_finish(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "PATIENCE", 1000)
+    executable, addresses, arrays = bound(plan, 2)
+    executable(addresses, ())
+    # as if the other thread still held a piece of one more launch
+    head = ctypes.c_int64.from_address(executable.at + x.HEAD).value + 1
+    slot = x.SLOTS + head % x.RING * x.SLOT_BYTES
+    executable._set(slot + x.UNITS, 2)
+    executable._set(slot + x.DONE, 1)
+    executable._set(x.HEAD, head)
+    with pytest.raises(DeviceTimeout, match="did not finish its part; load the plan again"):
+        executable(addresses, ())
+    with pytest.raises(DeviceError, match="closed"):
+        executable(addresses, ())
+    executable.close()
+    assert cpu._lost.pop() is executable
+    executable._stop()
+    again, addresses, arrays = bound(plan, 2)
+    again(addresses, ())
+    again.close()
+
+
 LEAVE = """
 import sys, threading, time, numpy as np, tinyedge
 run = tinyedge.load(sys.argv[1], threads=2)
@@ -378,12 +431,7 @@ def test_default_threads_follow_the_affinity(plan: Plan) -> None:
 
 
 def test_threads_that_the_system_refuses(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        def __getattr__(self, name: str) -> Any:
-            return (lambda *a: 11) if name == "pthread_create" else getattr(library, name)
-
-    library = cpu._libc
-    monkeypatch.setattr(cpu, "_libc", Library())
+    monkeypatch.setattr(cpu, "_libc", Library("pthread_create", errno.EAGAIN))
     assert history(plan, 4, 4) == history(plan, 1, 4)
 
 
