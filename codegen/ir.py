@@ -49,8 +49,9 @@ The integer normal form lives in `tinyedge.codegen.symbolic`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 from zlib import crc32
@@ -250,8 +251,10 @@ class Kernel:
     notes: tuple[str, ...] = field(default=())
 
 
-def show(e: Expr) -> str:
-    """One-line text of an expression."""
+def show(e: Expr, names: Mapping[Expr, str] | None = None) -> str:
+    """One-line text of an expression; `names` stand for parts of it."""
+    if names and e in names:
+        return names[e]
     if e.op == "const":
         return f"{value_of(e):g}" if e.dtype.is_float else str(e.attr)
     if e.op == "var":
@@ -260,11 +263,11 @@ def show(e: Expr) -> str:
         return f"%{e.attr}"
     if e.op == "affine":
         c0, coefs = e.attr
-        terms = [show(a) if c == 1 else f"{c}*{show(a)}" for c, a in zip(coefs, e.args)]
+        terms = [("" if c == 1 else f"{c}*") + show(a, names) for c, a in zip(coefs, e.args)]
         if c0:
             terms.append(str(c0))
         return "(" + " + ".join(terms) + ")"
-    args = ", ".join(show(a) for a in e.args)
+    args = ", ".join(show(a, names) for a in e.args)
     if e.op == "load":
         return f"b{e.attr}[{args}]"
     if e.op in ("cast", "bitcast"):
@@ -298,8 +301,28 @@ def dump(roots: Iterable[Expr]) -> str:
     return "\n".join(out)
 
 
+def repeated(roots: Iterable[Expr]) -> list[Expr]:
+    """What stands in the expressions more than once, operands first; indices of loads apart."""
+    times: dict[Expr, int] = {}
+    order: list[Expr] = []
+
+    def visit(e: Expr) -> None:
+        if e.op in ("const", "var", "reg"):
+            return
+        times[e] = times.get(e, 0) + 1
+        if times[e] == 1:
+            for a in () if e.op == "load" else e.args:
+                visit(a)
+            order.append(e)
+
+    for e in roots:
+        visit(e)
+    return [e for e in order if times[e] > 1 and e.op != "affine"]
+
+
 def show_kernel(k: Kernel) -> str:
-    """The text of a whole kernel, one statement a line."""
+    """The text of a whole kernel, one statement a line; before it what it uses more than once."""
+    number = count()
     out = [f"kernel {k.name} grid {k.grid_var} < {show(k.grid)} lanes {k.lanes}"]
 
     def walk(body: tuple[Stmt, ...], depth: int) -> None:
@@ -308,11 +331,17 @@ def show_kernel(k: Kernel) -> str:
             if isinstance(s, For):
                 out.append(f"{pad}for {show(s.var)} < {show(s.extent)}:")
                 walk(s.body, depth + 1)
-            elif isinstance(s, Set):
-                out.append(f"{pad}{show(s.reg)} = {show(s.value)}")
+                continue
+            names: dict[Expr, str] = {}
+            for e in repeated([s.value]):
+                text = show(e, names)
+                names[e] = f"%t{next(number)}"
+                out.append(f"{pad}{names[e]} = {text}")
+            if isinstance(s, Set):
+                out.append(f"{pad}{show(s.reg)} = {show(s.value, names)}")
             else:
                 guard = f" if {show(s.guard)}" if s.guard is not None else ""
-                out.append(f"{pad}b{s.buffer}[{show(s.index)}] = {show(s.value)}{guard}")
+                out.append(f"{pad}b{s.buffer}[{show(s.index)}] = {show(s.value, names)}{guard}")
 
     walk(k.body, 1)
     return "\n".join(out)

@@ -639,7 +639,7 @@ class Renderer:
         self.scopes.pop()
         text = [
             f"define dso_local void @{k.name}(ptr nocapture readonly %buffers, "
-            "ptr nocapture readonly %scalars, i64 %begin, i64 %end) nounwind {",
+            "ptr nocapture readonly %scalars, i64 %begin, i64 %end) nounwind alignstack(64) {",
             "entry:", *entry, *branch, "pieces:",
             f"  %g = phi i64 [ %begin, %entry ], [ %next, %{inner.label} ]",
             *inner.lines,

@@ -44,8 +44,9 @@ UNROLL_REDUCTION = 50
 SUM_BLOCK = 128
 """Most terms that a sum adds one after the other before it starts a new partial sum."""
 
-ACCUMULATORS = {64: 28, 32: 12, 16: 24}
-"""Registers that a tile may fill, by vector width in bytes: of 32, 16 and 32."""
+REGISTERS = {64: 32, 32: 16, 16: 32}
+"""Vector registers by vector width in bytes. A tile needs one for each accumulator, each vector of
+weights and one pixel; one more would be spilled in the innermost loop."""
 
 
 @dataclass
@@ -261,7 +262,7 @@ class Scheduler:
         """(number of the pixel axis in `joined` or -1, pixels, vectors) held in registers."""
         if self.heavy is None:
             return -1, 1, 1
-        limit = ACCUMULATORS[self.width]
+        limit = REGISTERS[self.width]
         if self.heavy.op == "reduce":
             limit //= 2  # partial sums have registers of their own
         lane_extent = upper(self.spec.domain[self.lane_axis]) if self.lane_axis >= 0 else 1
@@ -289,7 +290,7 @@ class Scheduler:
         weigh_pixel = sum(uses(x, pixel) and not uses(x, lane) for x in self.body_loads)
         # a window that slides along the pixels is loaded once for its neighbours too
         for kt, pt in product(range(1, 9), range(1, 29)):
-            if kt * pt > limit or kt > n or pt > pixels:
+            if kt * pt + kt + 1 > limit or kt > n or pt > pixels:
                 continue
             if weigh_both and (kt > 1 or pt > 8):
                 continue
