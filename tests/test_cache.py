@@ -270,6 +270,7 @@ def together(script: str, count: int = 2) -> list[str]:
     """What processes print that start at the same moment."""
     processes = [subprocess.Popen([sys.executable, "-c", script, str(i)], text=True,
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE,
                                   cwd=Path(__file__).parent.parent) for i in range(count)]
     for p in processes:
         assert p.stdout is not None and p.stdout.readline() == "ready\n"
@@ -277,9 +278,9 @@ def together(script: str, count: int = 2) -> list[str]:
         assert p.stdin is not None
         p.stdin.write("x")
         p.stdin.flush()
-    outs = [p.communicate(timeout=60)[0].strip() for p in processes]
-    assert [p.returncode for p in processes] == [0] * count
-    return outs
+    outs = [p.communicate(timeout=60) for p in processes]
+    assert [p.returncode for p in processes] == [0] * count, [err[-2000:] for _, err in outs]
+    return [out.strip() for out, _ in outs]
 
 
 def test_two_compilations_at_once(work: list[str]) -> None:
