@@ -38,21 +38,32 @@ class Unavailable(Exception):
     """The rig can't be had on this machine, and why."""
 
 
-@cache
 def root() -> Path:
     """Folder of a root file system with Python and numpy; made at the first call.
 
     Raises Unavailable when a tool is missing or the packages can't be fetched.
     """
+    found = _root()
+    if isinstance(found, str):
+        raise Unavailable(found)
+    return found
+
+
+@cache
+def _root() -> Path | str:
+    """The folder, or why there is none: what fails once is not tried again."""
     for tool in TOOLS:
         if shutil.which(tool) is None:
-            raise Unavailable(f"{tool} is not installed")
+            return f"{tool} is not installed"
     path = FOLDER / "root"
     with locked(FOLDER):
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=FOLDER) as temporary:
                 made = Path(temporary) / "root"
-                _make(Path(temporary), made)
+                try:
+                    _make(Path(temporary), made)
+                except (Unavailable, subprocess.TimeoutExpired) as error:
+                    return str(error)
                 made.rename(path)
     return path
 
@@ -112,7 +123,7 @@ def _packages(temporary: Path) -> list[Path]:
     settings = {
         "APT::Architecture": "arm64", "APT::Architectures": "arm64", "APT::Sandbox::User": "",
         "Dir::State": state, "Dir::State::status": temporary / "status", "Dir::Cache": store,
-        "Acquire::Languages": "none",
+        "Acquire::Languages": "none", "Acquire::Retries": 0, "Acquire::http::Timeout": 20,
     }
     apt = ["apt-get", "-qq", *(f"-o{k}={v}" for k, v in settings.items())]
     # a source without arm64 fails here, and does no harm if the packages are in another
