@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import platform
+import resource
 import subprocess
 import sys
 import threading
@@ -452,6 +453,40 @@ def test_constants_that_are_not_aligned(plan: Plan) -> None:
 def test_memory_that_the_system_refuses(plan: Plan) -> None:
     with pytest.raises(DeviceError, match="mmap: .* bytes of memory can't be had"):
         tinyedge.load(replace(plan, arenas=(plan.arenas[0], 1 << 60, plan.arenas[2])))
+
+
+def test_files_that_the_system_refuses(plan: Plan) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for refuse, match in ((lambda: tinyedge.load(plan), "features can't be read"),
+                          (lambda: cpu.CpuExecutable(plan, 1), "code can't be mapped")):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            with pytest.raises(DeviceError, match=match) as caught:
+                refuse()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert caught.value.errno == errno.EMFILE
+    assert history(plan, 1, 1)
+
+
+def test_no_file_stays_open(plan: Plan) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        history(plan, 2, 1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_more_than_the_driver_takes(plan: Plan) -> None:
+    device = open_device(plan.target)
+    many = {f"s{i}": (1, 2) for i in range(100)}
+    with pytest.raises(PlanError, match="plan has 101 symbols; the CPU driver takes"):
+        device.bind(replace(plan, symbols=many), 1)
+    launch = next(s for s in plan.steps if isinstance(s, Launch))
+    with pytest.raises(PlanError, match="a launch binds 40 buffers; the CPU driver takes"):
+        device.bind(replace(plan, steps=(replace(launch, buffers=launch.buffers[:1] * 40),)), 1)
+    named = replace(launch, scalars=("s0",) * 20)
+    with pytest.raises(PlanError, match="a launch takes 20 scalars; the CPU driver gives"):
+        device.bind(replace(plan, steps=(named,), symbols={"s0": (1, 2)}), 1)
 
 
 def test_a_plan_without_an_executor(plan: Plan) -> None:

@@ -104,15 +104,14 @@ def _map_code(code: bytes | memoryview) -> mmap.mmap:
     the kernel makes the instruction cache coherent when it maps a page for execution (arm64
     ``__sync_icache_dcache``), so no cache instruction is needed here.
     """
-    handle = os.memfd_create("tinyedge", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(handle, "wb", closefd=False) as f:
+        with os.fdopen(os.memfd_create("tinyedge", os.MFD_CLOEXEC), "wb") as f:
             f.write(code)
-        return mmap.mmap(handle, len(code), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+            f.flush()
+            return mmap.mmap(f.fileno(), len(code), mmap.MAP_PRIVATE,
+                             mmap.PROT_READ | mmap.PROT_EXEC)
     except OSError as error:
         raise DeviceError("mmap", "code can't be mapped for execution", error.errno or 0) from None
-    finally:
-        os.close(handle)
 
 
 class _Arena:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from tinyedge.errors import PlanError
+from tinyedge.errors import DeviceError, PlanError
 
 # x86-64 psABI, table 3.1, in the names of /proc/cpuinfo
 V2 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3".split()
@@ -23,15 +23,18 @@ KERNEL_NAMES = {
 
 
 def flags() -> frozenset[str]:
-    """The feature names that the kernel reports."""
+    """The feature names that the kernel reports; DeviceError if they can't be read."""
     try:
         with open("/proc/cpuinfo") as f:
             for line in f:
                 name, _, value = line.partition(":")
                 if name.strip() in ("flags", "Features"):
                     return frozenset(value.split())
-    except OSError:
+    except FileNotFoundError:
         pass
+    except OSError as error:
+        raise DeviceError("open /proc/cpuinfo", "the processor's features can't be read",
+                          error.errno or 0) from None
     return frozenset()
 
 
