@@ -31,6 +31,16 @@ class CpuTarget:
     vector_bytes: int
 
 
+EXTRAS = {
+    "x86-64": "adx aes avx512bf16 avx512bitalg avx512fp16 avx512ifma avx512vbmi avx512vbmi2 "
+              "avx512vnni avx512vpopcntdq avxifma avxvnni avxvnniint8 bmi bmi2 f16c fma gfni lzcnt "
+              "movbe pclmul popcnt sha vaes vpclmulqdq",
+    "aarch64": "aes bf16 complxnum crc dotprod fp16fml fullfp16 i8mm lse neon rcpc rdm sha2 sve "
+               "sve2",
+}
+"""Features, in LLVM's names, that a target may ask for beyond those of its ARCH."""
+
+
 def parse_target(text: str) -> CpuTarget:
     """The target that ``cpu[:ARCH[,FEATURE...]]`` names; the default is this machine.
 
@@ -42,6 +52,10 @@ def parse_target(text: str) -> CpuTarget:
     arch, *extra = [p for p in rest.split(",") if p] or [host_arch()]
     if arch == "x86-64":
         arch = "x86-64-v2"
+    known = EXTRAS.get("x86-64" if arch in LEVELS else arch, "").split()
+    if (arch in LEVELS or arch == "aarch64") and (odd := sorted(set(extra) - set(known))):
+        raise InputError(f"target {text}: {odd[0]} is not a feature of {arch}; use some of "
+                         f"{', '.join(known)}")
     if arch in LEVELS:
         features = ",".join(["-prefer-256-bit", *(f"+{f}" for f in extra)])
         return CpuTarget(",".join([f"cpu:{arch}", *extra]), "x86-64", "x86_64-unknown-linux-gnu",

@@ -444,12 +444,21 @@ def build_fill(item: FillItem, width: int, memory: _Memory) -> Built:
     """Zeros for the halo of a buffer."""
     b = item.target
     key = f"halo {width} {b.dtype} {b.layout}"
-    return Built(memory.code(key, lambda: describe(halo_kernel(b, width), [b])), [b])
+    code = memory.code(key, lambda: describe(halo_kernel(b, width), [b]))
+    inside = prod(upper(r) - low - high for r, (low, high) in zip(b.layout.room, b.layout.halo))
+    return Built(code, [b], bytes=b.nbytes.hi - inside * b.dtype.itemsize)
 
 
 def halo_kernel(b: Buffer, width: int) -> Kernel:
-    """Slabs before and after the inside, dimension by dimension."""
+    """Slabs before and after the inside, dimension by dimension.
+
+    A piece is a row of the outermost dimension, as with the kernels that fill the inside: so the
+    thread that zeroes memory is mostly the one that has it in its cache.
+    """
     lay = b.layout
+    outer = next((d for d in lay.order[:-1] if upper(lay.room[d]) > 1), -1)
+    rows = symbolic.lift(lay.room[outer]) if outer >= 0 else const(1)
+    row = var("g", 0, max(rows.hi - 1, 0))
     lanes = cpu_schedule.vector_of(width, b.dtype.bits)
     inner = lay.order[-1]
     body: list[Stmt] = []
@@ -467,8 +476,13 @@ def halo_kernel(b: Buffer, width: int) -> Kernel:
             for d in lay.order:
                 extent = symbolic.lift(count if d == axis else lay.room[d])
                 begin = symbolic.lift(start if d == axis else 0)
-                # corners belong to the outermost dimension
-                if d == inner:
+                if d == outer:
+                    begin, i = const(0), row
+                    if d == axis:  # once, if this row is one of the slab's
+                        after = symbolic.minimum(symbolic.maximum(row - start + 1, 0), 1)
+                        before = symbolic.minimum(symbolic.maximum(start + count - row, 0), 1)
+                        loops.append((var("once", 0, 0), symbolic.mul(after, before)))
+                elif d == inner:
                     n = (extent + (lanes - 1)) // lanes
                     v = var(f"f{d}", 0, max(n.hi - 1, 0))
                     loops.append((v, n))
@@ -483,7 +497,7 @@ def halo_kernel(b: Buffer, width: int) -> Kernel:
             for v, extent in reversed(loops):
                 stmts = (For(v, extent, stmts),)
             body += stmts
-    return Kernel("k", (), (), var("g", 0, 0), const(1), tuple(body), lanes)
+    return Kernel("k", (), (), row, rows, tuple(body), lanes)
 
 
 def physical(b: Buffer) -> np.ndarray[Any, Any]:

@@ -593,3 +593,18 @@ def _check(n: Node) -> None:
     elif n.op == "loop":
         if len(n["body"].outputs) < 1 + n["carried"]:
             raise _fail(n.op, "the body has fewer outputs than carried values")
+        _check_body(n, n["body"], [None, *n.inputs[2:]])
+    elif n.op == "if":
+        for branch in (n["then"], n["else"]):
+            _check_body(n, branch, n.inputs[1:])
+
+
+def _check_body(n: Node, body: Graph, given: Sequence[Node | None]) -> None:
+    """The body's inputs must take what control flow gives them (None: the number of the turn)."""
+    takes = list(body.inputs.values())
+    if len(takes) != len(given):
+        raise _fail(n.op, f"a body takes {len(takes)} inputs and is given {len(given)}")
+    for x, y in zip(takes, given):
+        kind, shape = (INT64, ()) if y is None else (y.dtype, y.shape)
+        if x.dtype is not kind or len(x.shape) != len(shape) or not all(map(same, x.shape, shape)):
+            raise _fail(n.op, f"input {x} of a body is given {y or 'the number of the turn'}")

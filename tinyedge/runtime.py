@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import planfile
-from .errors import InputError, PlanError
+from .errors import DeviceTimeout, InputError, PlanError
 from .plan import Plan, Port, Size, State, evaluate, show_shape, symbols_of
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ class Model:
         name. InputError says which argument is wrong; nothing has run then.
         """
         arrays, outputs, addresses, symbols = self._arguments(inputs, named, out)
-        with self._lock:
-            if not self._close.alive:
-                raise InputError(CLOSED)
-            self._executable(addresses, symbols)
+        self._submit(self._executable, arrays, outputs, addresses, symbols)
         return dict(zip(self._out_names, outputs))
 
     def profile(
@@ -123,11 +120,19 @@ class Model:
         (`tinyedge.drivers.device.Executable.profile`).
         """
         arrays, outputs, addresses, symbols = self._arguments(inputs, named, out)
+        times = self._submit(self._executable.profile, arrays, outputs, addresses, symbols)
+        return dict(zip(self._out_names, outputs)), times
+
+    def _submit(self, run: Callable[..., Any], arrays: list[Array], outputs: list[Array],
+                addresses: list[int], symbols: tuple[int, ...]) -> Any:
         with self._lock:
             if not self._close.alive:
                 raise InputError(CLOSED)
-            times = self._executable.profile(addresses, symbols)
-        return dict(zip(self._out_names, outputs)), times
+            try:
+                return run(addresses, symbols)
+            except DeviceTimeout:
+                _late.append((arrays, outputs))
+                raise
 
     def _arguments(
         self, inputs: Mapping[str, Any] | None, named: dict[str, Any],
@@ -281,6 +286,9 @@ class Model:
                     raise InputError(f"{labels[j]} shares memory with {labels[i]}; pass an array "
                                      "of its own")
 
+
+_late: list[object] = []
+"""Arrays of runs that were given up: the device may still use them."""
 
 _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
