@@ -21,7 +21,7 @@ from . import symbolic, transcendental
 from .ir import Expr, const, op
 from .symbolic import FALSE, TRUE, both, ge0, lift
 
-HEAVY = frozenset(("reduce", "contract"))
+HEAVY = frozenset(("reduce", "contract", "winograd_out"))
 Index = tuple[Expr, ...]
 INT_MAX = 1 << 62
 
@@ -263,13 +263,15 @@ class Lower:
         assert h is not None
         if h.op == "contract":
             return tuple(h["reduce"])
+        if h.op == "winograd_out":
+            return ()
         return tuple(h.inputs[0].shape[a] for a in h["axes"])
 
     def fold(self) -> tuple[str, DType]:
         """(kind, type of the accumulator) of the heavy node."""
         h = self.heavy
         assert h is not None
-        return ("sum" if h.op == "contract" else h["kind"]), accumulator(h.dtype)
+        return (h["kind"] if h.op == "reduce" else "sum"), accumulator(h.dtype)
 
     def body(self, index: Index, over: Index) -> Expr:
         """What the heavy node folds, at output `index` and reduction index `over`."""
@@ -281,6 +283,9 @@ class Lower:
             for a, r in zip(h["axes"], over):
                 into[a] = r
             return widen(self.value(h.inputs[0], tuple(into)), t)
+        if h.op == "winograd_out":  # one of the products that go into it
+            tiles = [i // h["tile"] if r > 1 else i for i, r in zip(index[2:], h["taps"])]
+            return self.value(h.inputs[0], (const(0), *index[:2], *tiles))
         both_ = (*index, *over)
         sides = []
         for x, forms in zip(h.inputs, h["maps"]):

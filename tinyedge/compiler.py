@@ -24,6 +24,7 @@ from .codegen import ir, symbolic
 from .codegen.ir import Expr, For, Kernel, Set, Stmt, Store, const, load, var
 from .codegen.lower import Index, Layout, Lower, combine, plain, reindex
 from .codegen.schedule import cpu as cpu_schedule
+from .codegen.schedule.winograd import Transform
 from .codegen.symbolic import TRUE, both, ge0
 from .errors import UnsupportedError
 from .graph import Graph, Node, Valid
@@ -196,15 +197,19 @@ def build_kernel(
         args.buffers[1] = packs.get(weights, lay)
 
     lower = Lower(read, layout, h)
-    if h is None:
+    transform = item.node.op == "winograd_in" or h is not None and h.op == "winograd_out"
+    if h is None and not transform:
         copy = as_copy(item, lower, store, args)
         if copy is not None:
             return copy
         del args.buffers[1:]
-    spec = cpu_schedule.Spec(
-        lower, item.node, item.node.shape, _loop_order(item), store,
-        chosen if weights is not None else None)
-    scheduler = cpu_schedule.Scheduler(spec, width)
+    scheduler: cpu_schedule.Scheduler | Transform
+    if transform:
+        scheduler = Transform(lower, item.node, store, width)
+    else:
+        scheduler = cpu_schedule.Scheduler(cpu_schedule.Spec(
+            lower, item.node, item.node.shape, _loop_order(item), store,
+            chosen if weights is not None else None), width)
 
     def make() -> Code:
         code = describe(scheduler.kernel(), args.buffers)
@@ -214,10 +219,11 @@ def build_kernel(
         return replace(code, weights=(lay.order, lay.room, lay.block))
 
     # the room round each tensor decides what an overhanging vector may touch
+    key = scheduler.key()
     rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
              for b in args.buffers]
     views = [(v.op, v.shape, v.attrs) for v in item.views]
-    code = memory.code(f"{rooms} {views}\n{scheduler.key()}", make)
+    code = memory.code(f"{rooms} {views}\n{key}", make)
     if weights is not None and code.weights:
         order, room, block = code.weights
         chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block))
@@ -391,7 +397,8 @@ def estimate(item: KernelItem, buffers: Sequence[Buffer]) -> tuple[int, int]:
     count = prod(upper(d) for d in n.shape)
     flops = each * count
     if h is not None:
-        over = h["reduce"] if h.op == "contract" else [h.inputs[0].shape[a] for a in h["axes"]]
+        over = h["reduce"] if h.op == "contract" else [
+            h.inputs[0].shape[a] for a in h["axes"]] if h.op == "reduce" else []
         flops += prod(upper(d) for d in (*h.shape, *over)) * (2 if h.op == "contract" else 1)
     moved = sum(b.nbytes.hi for b in buffers)
     return flops, moved
@@ -577,8 +584,12 @@ class _Compiler:
         """op_dtype_shape_digest: the same for the same code in every plan."""
         if isinstance(item, KernelItem):
             h = item.heavy
-            what = "map" if h is None else h["kind"] if h.op == "reduce" else (
-                "conv" if len(h["reduce"]) > 1 else "matmul")
+            if h is None:
+                what = item.node.op if item.node.op == "winograd_in" else "map"
+            elif h.op == "contract":
+                what = "conv" if len(h["reduce"]) > 1 else "matmul"
+            else:
+                what = h["kind"] if h.op == "reduce" else h.op
             shape = "x".join(str(upper(d)) for d in item.node.shape)
             stem = "_".join(filter(None, (what, item.node.dtype.name, shape)))
         else:
@@ -789,11 +800,11 @@ def compile_graph(
     dimensions that don't fit. progress(stage, done, of) is called as work goes on.
     """
     from .codegen.llvm_target import parse_target
-    from .passes import optimize
+    from .passes import optimize, winograd
 
     start = time.perf_counter()
     cpu = parse_target(target)
-    valid = optimize(g.validate(graph))
+    valid = winograd.run(optimize(g.validate(graph)))
     plan = _Compiler(valid, cpu, progress, cache).plan(provenance or {}, metadata or {})
     plan.provenance.setdefault("compile seconds", round(time.perf_counter() - start, 3))
     return plan

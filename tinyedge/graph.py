@@ -16,6 +16,7 @@ of the node's identity. A dimension is an int or a symbolic expression with boun
                  cast bitcast
     reductions   reduce kind axes                            sum prod max min; axes stay, size 1
                  contract reduce maps                        see below
+                 winograd_in tile taps | winograd_out tile taps
     views        reshape | permute order | expand | slice begin step | pad low high value
     joining      concat axis | gather axis | scatter axis kind
     order        sort axis descending                        stable, nan last; gives positions
@@ -42,6 +43,11 @@ dimension of its operand: ``(constant, ((index, coefficient), ...))``, where ind
 ``o`` first and then ``r``. Every access is in bounds; padding is written as ``pad``. Sums are made
 in the accumulation type, float32 for float16, else the node's own.
 
+``winograd_in(x)`` and ``winograd_out(v)`` are the linear transforms of a minimal filter F(tile,
+taps) before and after its products (`tinyedge.winograd`): x [N, C, *S] -> [products, N, C, *tiles],
+where a tile begins every ``tile`` places along the axes with more than one tap; v [products, N, K,
+*tiles] -> [N, K, *sizes].
+
 ``gather(data, i0, ..., ik)`` indexes k+1 adjacent dimensions from ``axis`` on by integer tensors of
 one shape I: the result has ``data.shape[:axis] + I + data.shape[axis+k+1:]``. Negative indices
 count from the end; out-of-range indices are clamped. ``scatter(data, updates, i0, ...)`` is a copy
@@ -63,12 +69,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import prod
 from typing import Any, NewType
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from . import shape as shapes
+from . import winograd
 from .dtype import BOOL, DTYPES, INT64, DType, dtype_of
 from .errors import ShapeError, UnsupportedError
 from .shape import Dim, Shape, dim, same
@@ -85,7 +93,8 @@ FLOAT_ONLY = frozenset("exp log sin cos tanh erf sqrt floor ceil round trunc pow
 INT_ONLY = frozenset("and or xor not shl shr".split())
 REDUCTIONS = frozenset(("sum", "prod", "max", "min"))
 OPS = ELEMENTWISE | VIEWS | CONTROL | frozenset(
-    "input const iota reduce contract concat gather scatter sort result".split()
+    "input const iota reduce contract winograd_in winograd_out concat gather scatter sort result"
+    .split()
 )
 
 Form = tuple[int, tuple[tuple[int, int], ...]]
@@ -403,6 +412,27 @@ def concat(xs: Sequence[Node], axis: int) -> Node:
         total = dim(total + x.shape[axis])
     shape = (*xs[0].shape[:axis], total, *xs[0].shape[axis + 1:])
     return node("concat", xs, shape, xs[0].dtype, axis=axis)
+
+
+def winograd_in(x: Node, tile: int, taps: Sequence[int]) -> Node:
+    """The input transform of F(tile, taps) of x [N, C, *S], which whole tiles must fill."""
+    tiles = [dim((s - (r - 1)) // tile) if r > 1 else s for s, r in zip(x.shape[2:], taps)]
+    places = prod(winograd.products(tile, r) for r in taps if r > 1)
+    if x.rank != 2 + len(taps) or not all(
+            r == 1 or winograd.possible(tile, r) and same(t * tile, s - (r - 1))
+            for s, t, r in zip(x.shape[2:], tiles, taps)):
+        raise _fail("winograd_in", f"{x} is not made of tiles of {tile} for taps {list(taps)}")
+    return node("winograd_in", (x,), (places, *x.shape[:2], *tiles), x.dtype,
+                tile=tile, taps=tuple(taps))
+
+
+def winograd_out(v: Node, tile: int, taps: Sequence[int], sizes: Sequence[int]) -> Node:
+    """The output transform of F(tile, taps) of products v [products, N, K, *tiles]."""
+    places = prod(winograd.products(tile, r) for r in taps if r > 1)
+    if v.rank != 3 + len(taps) or v.shape[0] != places or not all(
+            same(t, -(-s // tile) if r > 1 else s) for s, t, r in zip(sizes, v.shape[3:], taps)):
+        raise _fail("winograd_out", f"{v} does not give {list(sizes)} by tiles of {tile}")
+    return node("winograd_out", (v,), (*v.shape[1:3], *sizes), v.dtype, tile=tile, taps=tuple(taps))
 
 
 def gather(data: Node, indices: Sequence[Node], axis: int = 0) -> Node:

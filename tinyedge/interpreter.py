@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import winograd
 from .codegen.ir import Expr
 from .errors import InputError
 from .graph import Form, Graph, Node, walk
@@ -265,6 +266,16 @@ def _product(a: Array, b: Array, rank: int, extents: tuple[int, ...]) -> Array:
 
 
 # views
+
+@rule("winograd_in")
+def _winograd_in(f: _Frame, n: Node, x: Array) -> Array:
+    return winograd.spread_array(x, n["tile"], n["taps"])
+
+
+@rule("winograd_out")
+def _winograd_out(f: _Frame, n: Node, v: Array) -> Array:
+    return winograd.collect_array(v, n["tile"], n["taps"], f.shape(n.shape)[2:])
+
 
 @rule("reshape")
 def _reshape(f: _Frame, n: Node, x: Array) -> Array:

@@ -293,6 +293,9 @@ class _Former:
             if n.op == "contract":
                 for x in n.inputs:
                     self._plain_operand(x)
+            elif n.op == "winograd_in":
+                self.memory.add(n)
+                self._plain_operand(n.inputs[0])
             elif n.op == "concat" and n not in self.memory:
                 total = upper(size(n.shape))
                 if total >= 1024 and any(self._root_below(i) in self.memory for i in n.inputs):
@@ -499,6 +502,9 @@ class _Former:
                          for i, d in enumerate(lower.extents()))
             lower.body(variables, over)
             lower.epilogue(n, variables, const(0, accumulator(heavy.dtype)))
+        elif n.op == "winograd_in":  # one of the values that go into it
+            places = [i * n["tile"] if r > 1 else i for i, r in zip(variables[3:], n["taps"])]
+            lower.value(n.inputs[0], (*variables[1:3], *places))
         elif heavy is None and n.op != "scatter":
             lower.value(n, variables)
         for m, index in found:

@@ -96,7 +96,7 @@ def _loads(e: Expr, seen: dict[Expr, None]) -> dict[Expr, None]:
     return seen
 
 
-def _coefficient(index: Expr, v: Expr) -> int | None:
+def coefficient(index: Expr, v: Expr) -> int | None:
     """How far `index` moves when v grows by one; None where that is not constant."""
     if v not in index.vars:
         return 0
@@ -181,8 +181,8 @@ class Scheduler:
         store, guard = self.spec.store(where)
         loads = [x for e in exprs for x in _loads(e, {})]
         if not all(_even(e, m) for e in (*exprs, store, guard)) or \
-                any(_coefficient(x.args[0], m) is None for x in loads) or \
-                _coefficient(store, m) is None:
+                any(coefficient(x.args[0], m) is None for x in loads) or \
+                coefficient(store, m) is None:
             return None
         self.plain = where
         self.body_loads = list(_loads(exprs[0], {}))
@@ -213,7 +213,7 @@ class Scheduler:
                 if constant is not None and x.attr == constant:
                     c += 1.0
                     continue
-                k = _coefficient(x.args[0], v)
+                k = coefficient(x.args[0], v)
                 c += {0: 0.5, 1: 1.0}.get(k if k is not None else -1, 2.0 * full)
             return c
 
@@ -233,7 +233,7 @@ class Scheduler:
             useful = n / (-(-n // lanes) * lanes) * lanes
             work = cost(v, self.body_loads)
             if kind == "axis":
-                k = _coefficient(self.store_index, v)
+                k = coefficient(self.store_index, v)
                 tail = cost(v, self.tail_loads) + {1: 1.0}.get(k if k is not None else -1,
                                                                2.0 * full)
                 each = upper(symbolic_size(self.over_extents)) if self.heavy is not None else 0
@@ -360,7 +360,7 @@ class Scheduler:
                 0, substitute(offset, env), substitute(value, full, memo[j]),
                 None if guard is TRUE else _known(substitute(guard, env)),
             ))
-        return self.finish(loops, body)
+        return finish(loops, body, self.lanes)
 
     def loop(self, name: str, extent: Dim | Expr, loops: list[tuple[Expr, Expr]]) -> Expr:
         e = lift(extent)
@@ -369,32 +369,6 @@ class Scheduler:
         v = var(name, 0, e.hi - 1)
         loops.append((v, e))
         return v
-
-    def finish(self, loops: list[tuple[Expr, Expr]], body: list[Stmt]) -> Kernel:
-        """Wraps the loops round the body: the outer ones become the grid."""
-        grid = const(1)
-        taken = 0
-        for _, extent in loops:
-            # enough pieces to balance a few threads, no more: each costs its own set-up
-            if grid.hi >= 48:
-                break
-            grid = grid * extent
-            taken += 1
-        outer, inner = loops[:taken], loops[taken:]
-        stmts = tuple(body)
-        for v, extent in reversed(inner):
-            stmts = (For(v, extent, stmts),)
-        g = var("g", 0, max(grid.hi - 1, 0))
-        env: dict[Expr, Expr] = {}
-        rest = g
-        for n, (v, extent) in enumerate(reversed(outer)):
-            last = n == len(outer) - 1
-            env[v] = rest if last else rest % extent
-            rest = rest if last else rest // extent
-        if env:
-            memo: dict[Expr, Expr] = {}
-            stmts = tuple(_replace(s, env, memo) for s in stmts)
-        return Kernel("k", (), (), g, grid, stmts, self.lanes)
 
     def reduction(
         self, where: Index, lane: Expr, envs: list[dict[Expr, Expr]], body: list[Stmt]
@@ -501,7 +475,7 @@ class Scheduler:
             if v.op != "var":
                 return (0, i)
             steps = [abs(c) for x in self.body_loads
-                     if (c := _coefficient(x.args[0], v)) is not None and c
+                     if (c := coefficient(x.args[0], v)) is not None and c
                      and x.attr != self.constant_operand()]
             return (max(steps, default=0), -i)
         return sorted(range(len(self.over_extents)), key=reach, reverse=True)
@@ -526,7 +500,7 @@ class Scheduler:
             assert isinstance(size, int)
             whole = room[lane_dim] = -(-size // step) * step
             order.append(lane_dim)
-            if self.lane_axis >= 0 and others == [] and whole > step:
+            if self.lane_axis >= 0 and whole > step:
                 block = (lane_dim, step)
         self.spec.pack(Layout(
             w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block))
@@ -551,7 +525,7 @@ class Scheduler:
                 rest = rest // n
             value = self.lower.epilogue(self.spec.root, tuple(index), None)
             offset, guard = self.spec.store(tuple(index))
-            if guard is TRUE and _coefficient(offset, m) == 1 and _straight(value, m):
+            if guard is TRUE and coefficient(offset, m) == 1 and _straight(value, m):
                 return joint, m
         return None
 
@@ -610,13 +584,40 @@ class Scheduler:
                 body += tail
             else:
                 body.append(For(once, symbolic.maximum(const(1) - c, const(0)), tuple(tail)))
-        return self.finish(loops, body)
+        return finish(loops, body, self.lanes)
+
+
+def finish(loops: list[tuple[Expr, Expr]], body: list[Stmt], lanes: int) -> Kernel:
+    """Wraps the loops round the body: the outer ones become the grid."""
+    grid = const(1)
+    taken = 0
+    for _, extent in loops:
+        # enough pieces to balance a few threads, no more: each costs its own set-up
+        if grid.hi >= 48:
+            break
+        grid = grid * extent
+        taken += 1
+    outer, inner = loops[:taken], loops[taken:]
+    stmts = tuple(body)
+    for v, extent in reversed(inner):
+        stmts = (For(v, extent, stmts),)
+    g = var("g", 0, max(grid.hi - 1, 0))
+    env: dict[Expr, Expr] = {}
+    rest = g
+    for n, (v, extent) in enumerate(reversed(outer)):
+        last = n == len(outer) - 1
+        env[v] = rest if last else rest % extent
+        rest = rest if last else rest // extent
+    if env:
+        memo: dict[Expr, Expr] = {}
+        stmts = tuple(_replace(s, env, memo) for s in stmts)
+    return Kernel("k", (), (), g, grid, stmts, lanes)
 
 
 def _straight(value: Expr, m: Expr) -> bool:
     """Whether every access is to neighbouring places for neighbouring m, and m is used evenly."""
     return _even(value, m) and all(
-        _coefficient(x.args[0], m) in (0, 1) for x in _loads(value, {}))
+        coefficient(x.args[0], m) in (0, 1) for x in _loads(value, {}))
 
 
 def _even(value: Expr, m: Expr) -> bool:
