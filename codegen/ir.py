@@ -236,7 +236,9 @@ class Kernel:
 
     buffers: (dtype, written) of each argument. symbols: names of the run-time symbols, in the
     order of the scalar arguments. grid: how many independent pieces; `grid_var` numbers them.
-    lanes: width of the vector variable. flops, bytes: estimates for reports.
+    lanes: width of the vector variable. ahead: (buffer, elements): a vector that is loaded from the
+    buffer has what lies that much further fetched into the cache. flops, bytes: estimates for
+    reports.
     """
 
     name: str
@@ -246,6 +248,7 @@ class Kernel:
     grid: Expr
     body: tuple[Stmt, ...]
     lanes: int = 1
+    ahead: tuple[int, int] | None = None
     flops: int = 0
     bytes: int = 0
     notes: tuple[str, ...] = field(default=())

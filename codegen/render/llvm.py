@@ -405,6 +405,8 @@ class Renderer:
             p = self.address(e.attr, base, d)
             if guard is None:
                 v = self.line(f"load {m}, ptr {p}, align {t.itemsize}", d)
+                if self.kernel.ahead is not None and self.kernel.ahead[0] == e.attr:
+                    self.prefetch(p, memory_type(t), self.kernel.ahead[1], d)
             else:
                 g = self.emit(guard, True)
                 mask = f"<{self.lanes} x i1> {g}"
@@ -428,6 +430,13 @@ class Renderer:
         if t is BOOL:
             v = self.line(f"icmp ne {m} {v}, zeroinitializer", d)
         return v
+
+    def prefetch(self, p: str, t: str, elements: int, d: int) -> None:
+        """Asks for a cache line in the second level; what does not exist is not asked for."""
+        self.declared.add("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
+        there = self.line(f"getelementptr {t}, ptr {p}, i64 {elements}", d)
+        self.scopes[d].lines.append(
+            f"  call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 2, i32 1)")
 
     def raw_scalar(self, buffer: int, t: DType, index: Expr, guard: Expr | None, d: int) -> str:
         """One element as it stands in memory; 0 where the guard does not hold."""

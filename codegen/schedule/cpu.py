@@ -11,7 +11,7 @@ end at the edge (the overlap is computed twice, alike) or mask its vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -47,6 +47,12 @@ SUM_BLOCK = 128
 REGISTERS = {64: 32, 32: 16, 16: 32}
 """Vector registers by vector width in bytes. A tile needs one for each accumulator, each vector of
 weights and one pixel; one more would be spilled in the innermost loop."""
+
+
+LARGE_WEIGHTS = 1 << 19
+"""Bytes of weights that will not be in the second-level cache when they are needed again."""
+FEW_TILES = 8
+"""Tiles of pixels that use a panel of weights, up to which it pays to fetch the next one early."""
 
 
 @dataclass
@@ -116,6 +122,7 @@ class Scheduler:
             [spec.lower.fold()[1].bits] if self.heavy is not None else [8]))
 
         self.axes = list(self.spec.order)
+        self.panel = 0
         over = self.lower.extents() if self.heavy is not None else ()
         self.over_extents = over
         # plain variables first, to see how memory moves with each
@@ -360,7 +367,21 @@ class Scheduler:
                 0, substitute(offset, env), substitute(value, full, memo[j]),
                 None if guard is TRUE else _known(substitute(guard, env)),
             ))
-        return finish(loops, body, self.lanes)
+        made = finish(loops, body, self.lanes)
+        return replace(made, ahead=self.next_panel(pixel_axis, pt))
+
+    def next_panel(self, pixel_axis: int, pt: int) -> tuple[int, int] | None:
+        """How far the next panel of weights lies, if it is worth fetching during this one.
+
+        Weights that no cache holds come from memory while their panel's first pixels are computed,
+        which then takes longer than all others together where these are few.
+        """
+        h = self.heavy
+        if h is None or self.spec.pack is None or self.lane_axis < 0 or not self.panel:
+            return None
+        pixels = upper(self.joined[pixel_axis].extent) if pixel_axis >= 0 else 1
+        large = h.inputs[1].value.nbytes >= LARGE_WEIGHTS
+        return (1, self.panel) if large and 1 < -(-pixels // pt) <= FEW_TILES else None
 
     def loop(self, name: str, extent: Dim | Expr, loops: list[tuple[Expr, Expr]]) -> Expr:
         e = lift(extent)
@@ -490,6 +511,7 @@ class Scheduler:
         sequence = [where[rank + i] for i in self.reduction_order() if rank + i in where]
         lane_dim = where.get(self.lane_axis) if self.lane_axis >= 0 else \
             where.get(rank + self.lane_over)
+        self.panel = prod(upper(w.shape[d]) for d in sequence) * self.lanes * kt
         others = [d for d in range(w.rank) if d not in sequence and d != lane_dim]
         order = [*others, *(d for d in sequence if d != lane_dim)]
         room = list(w.shape)
