@@ -29,6 +29,7 @@ unit: $(VENV)/.installed system
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 bench: $(VENV)/.installed
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]'
 	$(BIN)/python -m bench
 
 fuzz soak: $(VENV)/.installed

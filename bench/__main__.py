@@ -1,9 +1,10 @@
-"""tinyedge against onnxruntime on the networks of `tests.models`: `python -m bench`.
+"""tinyedge against onnxruntime and OpenVINO on real networks: `python -m bench`.
 
-Every network is compiled, its outputs are compared with onnxruntime's in the same run, and both are
-timed in turn. Exits with 1 if an output is off by more than `LIMIT` or something failed. Without
-`--no-write`, and with all networks, the tables of bench/README.md and bench/results.json are
-written anew.
+The networks of `tests.models` and those of `bench.networks`. Each is compiled, its outputs are
+compared with onnxruntime's in the same run, and all runtimes are timed in turn. Exits with 1 if an
+output is off by more than `LIMIT`, if a speed-up fell by more than `FALL` of what the results file
+has (ratios are compared, never times), or if something failed. Without `--no-write`, and with all
+networks, the tables of bench/README.md and bench/results.json are written anew.
 """
 
 from __future__ import annotations
@@ -29,18 +30,31 @@ from onnx import helper
 import tinyedge
 from bench import measure
 from bench.measure import MB, fresh
-from examples.files import write_whole
-from tests.models import MODELS, Array, inputs, model
+from bench.networks import NETWORKS
+from examples.files import CACHE, write_whole
+from tests.models import MODELS, Array, Spec
 from tinyedge.plan import Plan
 from tinyedge.profile import flops, processors, race, timed
 from tinyedge.verify import largest, onnxruntime_session
 
 LIMIT = 1e-4
+FALL = 0.15
 FOLDER = Path(__file__).resolve().parent
 SHOWCASE = "efficientnet-lite0"
 BEGIN, END = "<!-- begin of what `make bench` writes -->", "<!-- end of it -->"
 
 Figures = dict[str, Any]
+
+
+SPECS: dict[str, Spec] = MODELS | NETWORKS
+
+
+def model(name: str) -> Path:
+    return SPECS[name].obtain(CACHE)
+
+
+def inputs(name: str) -> dict[str, Array]:
+    return SPECS[name].make(np.random.default_rng(0))
 
 
 def note(text: str) -> None:
@@ -49,7 +63,7 @@ def note(text: str) -> None:
 
 def compiled(name: str, folder: Path) -> Figures:
     """Compiles a network twice in fresh processes, with an empty cache and with the first one's."""
-    spec, plan = MODELS[name], folder / f"{name}.pkl"
+    spec, plan = SPECS[name], folder / f"{name}.pkl"
     options = json.dumps({"shapes": spec.shapes, "states": spec.states})
     cache = folder / f"{name}-cache"
     cold, warm = (fresh("compile", model(name), plan, options, cache=cache) for _ in range(2))
@@ -74,8 +88,8 @@ def compiled(name: str, folder: Path) -> Figures:
 
 
 def compared(name: str, plan: Path, threads: int, runs: int) -> Figures:
-    """Outputs and times of both runtimes on `threads` processors."""
-    spec, feeds = MODELS[name], inputs(name)
+    """Outputs and times of all runtimes on `threads` processors."""
+    spec, feeds = SPECS[name], inputs(name)
     with processors(threads):
         theirs = onnxruntime_session(model(name), threads)
         with tinyedge.load(plan, threads=threads) as ours:
@@ -86,15 +100,17 @@ def compared(name: str, plan: Path, threads: int, runs: int) -> Figures:
             got |= {output: ours.states[state] for output, state in spec.states.items()}
             names = [output.name for output in theirs.get_outputs()]
             error = largest(got, dict(zip(names, theirs.run(names, feeds))))
-            times, ratios = race({"tinyedge": lambda: ours(visible),
-                                  "onnxruntime": lambda: theirs.run(None, feeds)}, runs)
-            mine, other = times["tinyedge"], times["onnxruntime"]
+            calls: dict[str, Callable[[], object]] = {
+                "tinyedge": lambda: ours(visible), "onnxruntime": lambda: theirs.run(None, feeds)}
+            if other := measure.openvino_call(model(name), feeds, threads):
+                calls["openvino"] = other
+            times, ratios = race(calls, runs)
             operations = flops(ours.plan)
     return {
-        "error": error, "median": mine.median, "least": mine.least, "runs": mine.runs,
-        "onnxruntime median": other.median, "onnxruntime least": other.least,
-        "onnxruntime runs": other.runs, "ratio": ratios["onnxruntime"],
-        "gflops": operations / mine.median / 1e6,
+        "error": error, "gflops": operations / times["tinyedge"].median / 1e6,
+        "speedup": 1 / max(ratios[peer] for peer in calls if peer != "tinyedge"),
+        **{runtime: {"median": t.median, "least": t.least, "runs": t.runs}
+           for runtime, t in times.items()},
     }
 
 
@@ -164,24 +180,32 @@ def ms(value: float) -> str:
 def report(results: Figures) -> str:
     """The tables of the README."""
     facts = results["machine"]
-    speed = [["network", "threads", "tinyedge ms", "least", "onnxruntime ms", "least", "ratio",
-              "GFLOP/s", "error"]]
+    peak = results["peak"]
+    speed = [["network", "threads", "tinyedge ms", "least", "onnxruntime ms", "OpenVINO ms",
+              "times faster", "GFLOP/s", "of peak", "error"]]
     costs = [["network", "compile s", "again s", "kernels", "plan MB", "model MB", "load ms",
               "load +MB", "peak MB", "onnxruntime peak MB"]]
     for name, figures in results["models"].items():
         for threads, f in figures["threads"].items():
             speed.append([
-                name if threads == min(figures["threads"]) else "", threads, ms(f["median"]),
-                ms(f["least"]), ms(f["onnxruntime median"]), ms(f["onnxruntime least"]),
-                f"{f['ratio']:.2f}", f"{f['gflops']:.1f}", f"{f['error']:.1e}"])
+                name if threads == min(figures["threads"]) else "", threads,
+                ms(f["tinyedge"]["median"]), ms(f["tinyedge"]["least"]),
+                ms(f["onnxruntime"]["median"]),
+                ms(f["openvino"]["median"]) if "openvino" in f else "refuses",
+                f"{f['speedup']:.2f}", f"{f['gflops']:.1f}",
+                f"{f['gflops'] / peak / int(threads):.0%}", f"{f['error']:.1e}"])
         f = figures["process"]
         costs.append([
             name, f"{f['compile']:.1f}", f"{f['compile warm']:.2f}", str(f["kernels"]),
             f"{f['size']:.1f}", f"{f['model size']:.1f}", f"{f['load']:.1f}",
             f"{f['load peak']:.1f}", f"{f['run peak']:.0f}", f"{f['onnxruntime peak']:.0f}"])
+    means = [f"{count} thread{'s' * (count != '1')}: {value:.2f}"
+             for count, value in results["geometric means"].items()]
     parts = [
-        "\n".join(f"- {key}: {value}" for key, value in facts.items()),
+        "\n".join(f"- {key}: {value}" for key, value in facts.items())
+        + f"\n- a core's peak, measured: {peak:.1f} GFLOP/s",
         rows(speed),
+        f"Times faster than the better peer, geometric mean: {', '.join(means)}.",
         "Costs besides a run, each in a fresh process (peaks: of a whole process that runs the "
         "network on one thread, and of loading alone).",
         rows(costs),
@@ -209,6 +233,16 @@ def report(results: Figures) -> str:
     return "\n\n".join(parts)
 
 
+def known() -> dict[tuple[str, str], float]:
+    """The speed-ups of the results file: (network, threads) -> times faster."""
+    try:
+        held = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["models"]
+    except (OSError, KeyError):
+        return {}
+    return {(name, threads): f["speedup"] for name, figures in held.items()
+            for threads, f in figures["threads"].items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--models", help="names, separated by commas; all by default")
@@ -217,12 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--no-write", action="store_true", help="leave the tables as they are")
     options = parser.parse_args(arguments)
-    names = options.models.split(",") if options.models else list(MODELS)
-    if unknown := [name for name in names if name not in MODELS]:
-        parser.error(f"no network {unknown[0]!r}; there are {', '.join(MODELS)}")
+    names = options.models.split(",") if options.models else list(SPECS)
+    if unknown := [name for name in names if name not in SPECS]:
+        parser.error(f"no network {unknown[0]!r}; there are {', '.join(SPECS)}")
     counts = [int(count) for count in options.threads.split(",")]
-    results: Figures = {"machine": measure.machine(), "models": {}}
+    results: Figures = {"machine": measure.machine(), "peak": measure.core_peak(), "models": {}}
     failures = []
+    held = known()
     with tempfile.TemporaryDirectory(prefix="tinyedge-bench-") as temporary:
         folder = Path(temporary)
         for name in names:
@@ -234,29 +269,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     figures["threads"][str(count)] = found
                     if not found["error"] <= LIMIT:
                         failures.append(f"{name}: off by {found['error']:.1e} on {count} threads")
+                    was = held.get((name, str(count)), 0.0)
+                    if found["speedup"] < was * (1 - FALL):
+                        failures.append(f"{name}: {found['speedup']:.2f} times faster on {count} "
+                                        f"threads, was {was:.2f}")
             except Exception as error:  # the other networks are still worth a figure
                 traceback.print_exc()
                 failures.append(f"{name}: {error}")
                 continue
             results["models"][name] = figures
             note(f"{name}: {time.perf_counter() - start:.0f} s, " + ", ".join(
-                f"{count} threads {f['median']:.2f} ms = {f['ratio']:.2f} of onnxruntime's"
+                f"{count} threads {f['tinyedge']['median']:.2f} ms, {f['speedup']:.2f} times faster"
                 for count, f in figures["threads"].items()))
         try:
             results["overhead"] = overhead(folder)
         except Exception as error:
             traceback.print_exc()
             failures.append(f"one-operation plan: {error}")
-    ratios = [f["ratio"] for figures in results["models"].values()
-              for f in figures["threads"].values()]
-    if ratios:
-        results["geometric mean of ratios"] = math.exp(statistics.fmean(map(math.log, ratios)))
+    results["geometric means"] = {
+        str(count): math.exp(statistics.fmean(
+            math.log(figures["threads"][str(count)]["speedup"])
+            for figures in results["models"].values()))
+        for count in counts if results["models"]}
     text = report(results)
     print(text)
     data = json.dumps(results, indent=1).encode() + b"\n"
     if options.json:
         write_whole(options.json, data)
-    if not options.no_write and not failures and names == list(MODELS):
+    if not options.no_write and not failures and names == list(SPECS):
         readme = FOLDER / "README.md"
         before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]

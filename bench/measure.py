@@ -12,17 +12,18 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-
     Array = npt.NDArray[Any]
 
 MB = 1e6
+
+
 # ---- fresh processes
 
 
@@ -114,12 +115,91 @@ def _run(runtime: str, file: str, inputs: str, threads: str) -> dict[str, Any]:
     return {"peak": resident("VmHWM")}
 
 
+# ---- peers and limits
+
+
+def openvino_call(model: Path, feeds: Mapping[str, Array], threads: int
+                  ) -> Callable[[], Mapping[Any, Array]] | None:
+    """A run of OpenVINO in float32, shapes fixed to the feeds'; None where it refuses the model."""
+    import openvino
+
+    core = openvino.Core()
+    try:
+        network = core.read_model(model)
+        network.reshape({name: value.shape for name, value in feeds.items()})
+        request = core.compile_model(network, "CPU", {
+            "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+        given = dict(feeds)
+        request.infer(given)
+    except RuntimeError:
+        return None
+    return lambda: request.infer(given)
+
+
+PEAK = """
+define dso_local double @peak(i64 %turns) {{
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %i1, %loop ]
+{phis}
+{steps}
+  %i1 = add i64 %i, 1
+  %more = icmp ult i64 %i1, %turns
+  br i1 %more, label %loop, label %out
+out:
+{sums}
+  %one = extractelement {vector} {last}, i32 0
+  %wide = fpext float %one to double
+  ret double %wide
+}}
+declare {vector} @llvm.fma.{short}({vector}, {vector}, {vector})
+"""
+
+
+def core_peak() -> float:
+    """10^9 float32 operations a second that one core does at most: independent multiply-adds in
+    registers, nothing else; the best of several tries."""
+    import ctypes
+    import mmap
+
+    import numpy as np
+
+    from tinyedge.codegen.link.elf import link
+    from tinyedge.codegen.llvm_target import compile_ir, parse_target
+
+    target = parse_target("cpu")
+    lanes, chains, turns = target.vector_bytes // 4, 12, 2_000_000
+    vector, short = f"<{lanes} x float>", f"v{lanes}f32"
+    factor = f"{vector} splat (float 5.000000e-01)"
+    text = PEAK.format(
+        vector=vector, short=short, last=f"%s{chains - 1}",
+        phis="\n".join(f"  %a{i} = phi {vector} [ splat (float {i}.0), %entry ], [ %b{i}, %loop ]"
+                       for i in range(chains)),
+        steps="\n".join(f"  %b{i} = call {vector} @llvm.fma.{short}({vector} %a{i}, {factor}, "
+                        f"{vector} splat (float {i}.5))" for i in range(chains)),
+        sums="\n".join(f"  %s{i} = fadd {vector} {f'%s{i - 1}' if i else 'zeroinitializer'}, %b{i}"
+                       for i in range(chains)))
+    image = link([compile_ir(text, target)])
+    code = mmap.mmap(-1, len(image.code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(image.code)
+    at = np.frombuffer(code, np.uint8).ctypes.data + image.entries["peak"]
+    run = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64)(at)
+    best = 0.0
+    for _ in range(7):
+        start = time.perf_counter()
+        run(turns)
+        best = max(best, 2 * lanes * chains * turns / (time.perf_counter() - start) / 1e9)
+    return best
+
+
 # ---- the machine
 
 
 def machine() -> dict[str, str]:
     """What the figures depend on, in words."""
-    from importlib.metadata import version
+    from importlib.metadata import distributions
 
     facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -136,7 +216,8 @@ def machine() -> dict[str, str]:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except OSError:
         system = platform.system()
-    packages = ("tinyedge", "onnxruntime", "numpy", "llvmlite")
+    packages = ("tinyedge", "onnxruntime", "openvino", "numpy", "llvmlite")
+    installed = {d.name: d.version for d in distributions()}
     return {
         "processor": f"{facts.get('model name', platform.machine())} ({', '.join(vectors)})"
                      + (", virtual" if "hypervisor" in facts.get("flags", "") else ""),
@@ -144,7 +225,8 @@ def machine() -> dict[str, str]:
         "caches": ", ".join(caches),
         "system": f"{system}, Linux {platform.release()}",
         "versions": ", ".join([f"Python {platform.python_version()}",
-                               *(f"{name} {version(name)}" for name in packages)]),
+                               *(f"{name} {installed[name]}" for name in packages
+                                 if name in installed)]),
         "date": time.strftime("%Y-%m-%d"),
     }
 

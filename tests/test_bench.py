@@ -132,16 +132,19 @@ def test_child_reports_its_own_memory() -> None:
 
 
 def test_report_has_a_row_for_each_figure() -> None:
-    threads = dict.fromkeys(("median", "least", "onnxruntime median", "onnxruntime least", "ratio",
-                             "gflops", "error"), 1.5)
+    times = {"median": 1.5, "least": 1.25, "runs": 35}
+    threads = {"tinyedge": times, "onnxruntime": times, "speedup": 1.5, "gflops": 58.5,
+               "error": 1e-6}
     process = dict.fromkeys(("compile", "compile warm", "command", "command warm", "kernels",
                              "size", "model size", "load", "import", "load peak", "save peak",
                              "run peak", "onnxruntime peak"), 2.0)
-    results = {"machine": measure.machine(), "overhead": {"call, 1 thread": 9.0},
+    results = {"machine": measure.machine(), "overhead": {"call, 1 thread": 9.0}, "peak": 117.0,
+               "geometric means": {"1": 1.5},
                "models": {bench.SHOWCASE: {"threads": {"1": threads, "2": threads},
                                            "process": process}}}
     text = bench.report(results)
-    assert f"| {bench.SHOWCASE} | 1 | 1.50 |" in text and "|  | 2 | 1.50 |" in text
+    assert f"| {bench.SHOWCASE} | 1 | 1.50 | 1.25 | 1.50 | refuses | 1.50 | 58.5 | 50% |" in text
+    assert "|  | 2 | 1.50 |" in text and "geometric mean: 1 thread: 1.50" in text
     assert "call, 1 thread | 9.0 µs | 50 µs" in text
     readme = (bench.FOLDER / "README.md").read_text(encoding="utf-8")
     assert readme.count(bench.BEGIN) == readme.count(bench.END) == 1
