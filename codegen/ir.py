@@ -373,6 +373,25 @@ def substitute(e: Expr, env: dict[Expr, Expr], memo: dict[Expr, Expr] | None = N
     return go(e)
 
 
+def runs(index: Expr, lane: Expr, lanes: int) -> list[tuple[int, list[int]]] | None:
+    """(distance from lane 0's element, lanes) of what the lanes read side by side; None where that
+    varies or the pieces are too many. Interleaved channels are read so."""
+    first = substitute(index, {lane: const(0)})
+    places: list[tuple[int, int]] = []
+    for k in range(lanes):
+        away = substitute(index, {lane: const(k)}) - first
+        if away.op != "const":
+            return None
+        places.append((int(away.attr), k))
+    out: list[tuple[int, list[int]]] = []
+    for place, k in sorted(places):
+        if out and place == out[-1][0] + len(out[-1][1]):
+            out[-1][1].append(k)
+        else:
+            out.append((place, [k]))
+    return out if 2 * len(out) <= lanes else None
+
+
 def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
     """The node `x` with other arguments, simplified as its constructor would."""
     if x.op == "affine":
@@ -403,5 +422,6 @@ from . import symbolic  # noqa: E402  (the two modules are one grammar; symbolic
 
 __all__ = [
     "BOOL", "FLOAT64", "INT64", "Expr", "For", "Kernel", "Set", "Stmt", "Store", "const", "lane",
-    "load", "make", "op", "reduce", "reg", "show", "show_kernel", "substitute", "value_of", "var",
+    "load", "make", "op", "reduce", "reg", "runs", "show", "show_kernel", "substitute", "value_of",
+    "var",
 ]

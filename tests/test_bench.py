@@ -155,4 +155,4 @@ def test_random_model(number: int) -> None:
     finding = isolated(lambda: check(grow(number, most=6)))
     if finding.startswith("unsupported: "):
         pytest.skip(finding)
-    assert finding == "", fuzz.describe(grow(number, most=6))
+    assert finding == "", f"{finding}\n{fuzz.describe(grow(number, most=6))}"

@@ -24,9 +24,10 @@ from .codegen import ir, symbolic
 from .codegen.ir import Expr, For, Kernel, Set, Stmt, Store, const, load, var
 from .codegen.lower import Index, Layout, Lower, combine, plain, reindex
 from .codegen.schedule import cpu as cpu_schedule
+from .codegen.schedule.search import Tuner
 from .codegen.schedule.winograd import Transform
 from .codegen.symbolic import TRUE, both, ge0
-from .errors import UnsupportedError
+from .errors import InputError, UnsupportedError
 from .graph import Graph, Node, Valid
 from .memory import Access, Hazards, Timeline, pack
 from .plan import (
@@ -203,27 +204,35 @@ def build_kernel(
         if copy is not None:
             return copy
         del args.buffers[1:]
-    scheduler: cpu_schedule.Scheduler | Transform
-    if transform:
-        scheduler = Transform(lower, item.node, store, width)
-    else:
-        scheduler = cpu_schedule.Scheduler(cpu_schedule.Spec(
+    def scheduled(choice: cpu_schedule.Choice | None = None) -> cpu_schedule.Scheduler | Transform:
+        if transform:
+            return Transform(lower, item.node, store, width)
+        return cpu_schedule.Scheduler(cpu_schedule.Spec(
             lower, item.node, item.node.shape, _loop_order(item), store,
-            chosen if weights is not None else None), width)
+            chosen if weights is not None else None), width, choice)
 
-    def make() -> Code:
-        code = describe(scheduler.kernel(), args.buffers)
+    scheduler = scheduled()
+
+    def make(choice: cpu_schedule.Choice | None = None) -> Code:
+        code = describe((scheduler if choice is None else scheduled(choice)).kernel(),
+                        args.buffers)
         if weights is None:
             return code
         lay = args.buffers[1].layout
         return replace(code, weights=(lay.order, lay.room, lay.block))
+
+    def tuned(tuner: Tuner) -> Code | None:
+        other = scheduled()
+        choices = other.choices() if isinstance(other, cpu_schedule.Scheduler) else []
+        return tuner.best(choices, estimate(item, args.buffers)[0], make,
+                          lambda: [b.nbytes.hi for b in args.buffers]) if choices else None
 
     # the room round each tensor decides what an overhanging vector may touch
     key = scheduler.key()
     rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
              for b in args.buffers]
     views = [(v.op, v.shape, v.attrs) for v in item.views]
-    code = memory.code(f"{rooms} {views}\n{key}", make)
+    code = memory.code(f"{rooms} {views}\n{key}", make, tuned)
     if weights is not None and code.weights:
         order, room, block = code.weights
         chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block))
@@ -233,10 +242,11 @@ def build_kernel(
 class _Memory:
     """Kernels that were made before: in this compilation, and on disk."""
 
-    def __init__(self, cache: bool) -> None:
+    def __init__(self, cache: bool, tuner: Tuner | None = None) -> None:
         from .codegen.cache import Cache
 
         self.made: dict[str, Code] = {}
+        self.tuner = tuner
         self.store = Cache() if cache else None
         # what made a kernel is part of its name: a changed code generator finds nothing old
         digest = blake2b(digest_size=16)
@@ -245,19 +255,30 @@ class _Memory:
             digest.update(path.read_bytes())
         self.generator = digest.hexdigest()
 
-    def code(self, key: str, make: Callable[[], Code]) -> Code:
+    def code(self, key: str, make: Callable[[], Code],
+             tuned: Callable[[Tuner], Code | None] | None = None) -> Code:
+        """The code for `key`: what a search has found before, or finds now (`tuned`, where it is
+        asked for), else what was made before or is made now."""
         if key in self.made:
             return self.made[key]
         stored = f"{self.generator}\n{key}"
-        found = self.store.get(stored) if self.store is not None else None
-        if found is not None:
-            code = Code.from_json(found.decode())
-        else:
+        code = self._stored(f"tuned {stored}")
+        if code is None and self.tuner is not None and tuned is not None:
+            code = tuned(self.tuner)
+            self._store(f"tuned {stored}", code)
+        if code is None and (code := self._stored(stored)) is None:
             code = make()
-            if self.store is not None:
-                self.store.put(stored, code.to_json().encode())
+            self._store(stored, code)
         self.made[key] = code
         return code
+
+    def _stored(self, key: str) -> Code | None:
+        found = self.store.get(key) if self.store is not None else None
+        return None if found is None else Code.from_json(found.decode())
+
+    def _store(self, key: str, code: Code | None) -> None:
+        if self.store is not None and code is not None:
+            self.store.put(key, code.to_json().encode())
 
 
 def as_copy(
@@ -523,39 +544,55 @@ def physical(b: Buffer) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(out.transpose(lay.order))
 
 
+def flat(items: list[Item]) -> list[KernelItem | ScatterItem | FillItem | CopyItem]:
+    """What computes something, inside of control flow too."""
+    out: list[KernelItem | ScatterItem | FillItem | CopyItem] = []
+    for i in items:
+        if isinstance(i, IfItem):
+            out += flat(i.then) + flat(i.other)
+        elif isinstance(i, LoopItem):
+            out += flat(i.body)
+        else:
+            out.append(i)
+    return out
+
+
 class _Compiler:
     def __init__(
-        self, graph: Valid, target: Any, progress: Progress | None, cache: bool
+        self, graph: Valid, target: Any, progress: Progress | None, cache: bool, tune: float = 0
     ) -> None:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
         self.width: int = target.vector_bytes
         self.program = form(graph, self.width)
         self.packs = _Packs(self.program)
-        self.memory = _Memory(cache)
+        self.memory = _Memory(cache, self.tuner(tune) if tune else None)
         self.unique: dict[str, int] = {}
         self.texts: list[str] = []
         self.kernels: list[PlanKernel] = []
         self.timeline = Timeline()
         self.built: dict[Item, list[Built]] = {}
 
+    def tuner(self, seconds: float) -> Tuner:
+        """A search for this many seconds, on this machine."""
+        from .drivers.cpu import features
+
+        _, _, arch = self.target.canonical.partition(":")
+        arch, *extra = arch.split(",")
+        if lack := features.missing(arch, tuple(extra)):
+            raise InputError(f"--tune measures on this machine, which lacks {', '.join(lack)} for "
+                             f"{self.target.canonical}; tune on a machine that has it, and move "
+                             "the cache")
+        kernels = [i for i in flat(self.program.items) if isinstance(i, KernelItem)]
+        total = sum(estimate(i, [])[0] for i in kernels
+                    if i.heavy is not None and i.heavy.op == "contract")
+        return Tuner(seconds, total, self.target)
+
     def build_all(self) -> None:
         """Makes every kernel's code and the timeline of accesses."""
-        flat: list[KernelItem | ScatterItem | FillItem | CopyItem] = []
-
-        def collect(items: list[Item]) -> None:
-            for i in items:
-                if isinstance(i, IfItem):
-                    collect(i.then)
-                    collect(i.other)
-                elif isinstance(i, LoopItem):
-                    collect(i.body)
-                else:
-                    flat.append(i)
-
-        collect(self.program.items)
-        for done, i in enumerate(flat):
-            self.progress("kernels", done, len(flat))
+        items = flat(self.program.items)
+        for done, i in enumerate(items):
+            self.progress("kernels", done, len(items))
             b: Built | None = None
             if isinstance(i, KernelItem):
                 b = build_kernel(i, self.width, self.packs, self.memory)
@@ -566,7 +603,7 @@ class _Compiler:
             self.built[i] = [b] if b is not None else []
             if b is not None and b.code is not None:
                 self.add(b.code, b, i)
-        self.progress("kernels", len(flat), len(flat))
+        self.progress("kernels", len(items), len(items))
         self.visit(self.program.items)
 
     def add(self, code: Code, b: Built, item: Item) -> None:
@@ -793,11 +830,14 @@ def _producer() -> str:
 def compile_graph(
     graph: Graph, target: str = "cpu", *, progress: Progress | None = None, cache: bool = True,
     provenance: Mapping[str, Any] | None = None, metadata: Mapping[str, str] | None = None,
+    tune: float = 0,
 ) -> Plan:
     """Compiles a graph for a CPU target.
 
-    Raises UnsupportedError (with the node's name) for what the target can't do, ShapeError for
-    dimensions that don't fit. progress(stage, done, of) is called as work goes on.
+    tune: seconds for which schedules are measured on this machine; what is found stays in the
+    cache, also for later compilations that ask for no search. progress(stage, done, of) is called
+    as work goes on. Raises UnsupportedError (with the node's name) for what the target can't do,
+    ShapeError for dimensions that don't fit, InputError for a search on another kind of machine.
     """
     from .codegen.llvm_target import parse_target
     from .passes import optimize, winograd
@@ -805,7 +845,7 @@ def compile_graph(
     start = time.perf_counter()
     cpu = parse_target(target)
     valid = winograd.run(optimize(g.validate(graph)))
-    plan = _Compiler(valid, cpu, progress, cache).plan(provenance or {}, metadata or {})
+    plan = _Compiler(valid, cpu, progress, cache, tune).plan(provenance or {}, metadata or {})
     plan.provenance.setdefault("compile seconds", round(time.perf_counter() - start, 3))
     return plan
 
@@ -815,16 +855,17 @@ def compile(
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     states: Mapping[str, str] | None = None,
-    progress: Progress | None = None, cache: bool = True,
+    progress: Progress | None = None, cache: bool = True, tune: float = 0,
 ) -> Plan:
     """Compiles an ONNX file (or a Graph) to a plan; `plan.save(path)` writes it.
 
     dims: named dimension -> size, or (lowest, highest) to keep it open. shapes: input -> all its
-    dimensions. states: output -> the input that receives it on the next run. Raises ModelError,
-    UnsupportedError and ShapeError as the importer and `compile_graph` do.
+    dimensions. states: output -> the input that receives it on the next run. tune: see
+    `compile_graph`. Raises ModelError, UnsupportedError and ShapeError as the importer and
+    `compile_graph` do.
     """
     if isinstance(model, Graph):
-        return compile_graph(model, target, progress=progress, cache=cache)
+        return compile_graph(model, target, progress=progress, cache=cache, tune=tune)
     from . import onnx
 
     path = Path(model)
@@ -839,7 +880,7 @@ def compile(
         },
     }
     return compile_graph(loaded, target, progress=progress, cache=cache, provenance=provenance,
-                         metadata=loaded.metadata)
+                         metadata=loaded.metadata, tune=tune)
 
 
 __all__ = ["compile", "compile_graph"]

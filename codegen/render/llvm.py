@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tinyedge.dtype import BOOL, FLOAT32, FLOAT64, INT32, DType
 
 from .. import symbolic
-from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, const, substitute, value_of, var
+from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, const, runs, substitute, value_of, var
 
 TYPES = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
 FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -420,6 +420,9 @@ class Renderer:
                           f"{self.raw_scalar(e.attr, t, base, guard, d)}, i32 0", d)
             v = self.line(f"shufflevector {m} {v}, {m} poison, "
                           f"<{self.lanes} x i32> zeroinitializer", d)
+        elif not guard_varies and (pieces := runs(index, self.lane, self.lanes)) is not None:
+            v = self.joined(e.attr, memory_type(t), substitute(index, {self.lane: const(0)}),
+                            pieces, None if guard is None else self.emit(guard), d)
         else:
             v = "poison"
             for k in range(self.lanes):
@@ -437,6 +440,32 @@ class Renderer:
         there = self.line(f"getelementptr {t}, ptr {p}, i64 {elements}", d)
         self.scopes[d].lines.append(
             f"  call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 2, i32 1)")
+
+    def joined(self, buffer: int, m: str, first: Expr, pieces: list[tuple[int, list[int]]],
+               guard: str | None, d: int) -> str:
+        """The vector whose lanes are read in contiguous runs; zeros where the guard is false."""
+        whole = f"<{self.lanes} x {m}>"
+        v, filled = "", [-1] * self.lanes
+        size = 8 if m == "i8" else int(m[1:]) if m[0] == "i" else {"half": 16, "float": 32,
+                                                                    "double": 64}[m]
+        for place, lanes in pieces:
+            n = len(lanes)
+            p = self.address(buffer, first + place, d)
+            if guard is not None:  # as many elements as a run has are there
+                p = self.line(f"select i1 {guard}, ptr {p}, ptr %b{buffer}", d)
+            part = self.line(f"load <{n} x {m}>, ptr {p}, align {size // 8}", d)
+            wide = ", ".join(f"i32 {i}" if i < n else "i32 poison" for i in range(self.lanes))
+            part = self.line(f"shufflevector <{n} x {m}> {part}, <{n} x {m}> poison, "
+                             f"<{self.lanes} x i32> <{wide}>", d)
+            for i, k in enumerate(lanes):
+                filled[k] = self.lanes + i
+            mask = ", ".join(
+                "i32 poison" if f < 0 else f"i32 {f if k in lanes else k}"
+                for k, f in enumerate(filled))
+            v = self.line(f"shufflevector {whole} {v or 'poison'}, {whole} {part}, "
+                          f"<{self.lanes} x i32> <{mask}>", d)
+        return v if guard is None else self.line(
+            f"select i1 {guard}, {whole} {v}, {whole} zeroinitializer", d)
 
     def raw_scalar(self, buffer: int, t: DType, index: Expr, guard: Expr | None, d: int) -> str:
         """One element as it stands in memory; 0 where the guard does not hold."""

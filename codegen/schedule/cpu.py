@@ -32,6 +32,7 @@ from ..ir import (
     make,
     op,
     reg,
+    runs,
     substitute,
     var,
 )
@@ -48,6 +49,13 @@ REGISTERS = {64: 32, 32: 16, 16: 32}
 """Vector registers by vector width in bytes. A tile needs one for each accumulator, each vector of
 weights and one pixel; one more would be spilled in the innermost loop."""
 
+
+HALF_VECTOR = 0.6
+"""What an operation on half a 512-bit vector costs of one on a whole: where a processor does 512
+bits in two steps it is half, elsewhere nearly as much. A guess between; a search measures."""
+
+TRIED = 6
+"""Tiles that a search tries for each width of the vector."""
 
 LARGE_WEIGHTS = 1 << 19
 """Bytes of weights that will not be in the second-level cache when they are needed again."""
@@ -71,6 +79,15 @@ class Spec:
     order: tuple[int, ...]
     store: Callable[[Index], tuple[Expr, Expr]]
     pack: Callable[[Layout], None] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search may set: lanes of the vector, and the register tile of pixels x vectors."""
+
+    lanes: int
+    pixels: int
+    vectors: int
 
 
 @dataclass
@@ -111,18 +128,26 @@ def coefficient(index: Expr, v: Expr) -> int | None:
     return None if rest else terms.get(v, 0)
 
 
+def interleaved(index: Expr, v: Expr, lanes: int) -> int:
+    """In how many contiguous pieces a vector along v reads what `index` says; 0: it does not."""
+    lane = var(LANE, 0, lanes - 1)
+    whole = var("whole", 0, max(v.hi // lanes, 0))
+    found = runs(substitute(index, {v: whole * lanes + lane}), lane, lanes)
+    return len(found) if found else 0
+
+
 class Scheduler:
     """Schedules one kernel for vectors of `width` bytes; see the module's page."""
 
-    def __init__(self, spec: Spec, width: int) -> None:
-        self.spec, self.width = spec, width
+    def __init__(self, spec: Spec, width: int, choice: Choice | None = None) -> None:
+        self.spec, self.width, self.choice = spec, width, choice
         self.lower = spec.lower
         self.heavy = spec.lower.heavy
         self.bits = max(spec.root.dtype.bits, *(
             [spec.lower.fold()[1].bits] if self.heavy is not None else [8]))
 
         self.axes = list(self.spec.order)
-        self.panel = 0
+        self.panel, self.lanes = 0, 1
         over = self.lower.extents() if self.heavy is not None else ()
         self.over_extents = over
         # plain variables first, to see how memory moves with each
@@ -160,6 +185,25 @@ class Scheduler:
         if self.heavy is not None:
             self.join_axes()
         return self.build()
+
+    def choices(self) -> list[Choice]:
+        """Schedules that are worth a measurement, the cost model's own first; instead of `kernel`.
+
+        Half a vector is half the work on some processors, and wastes less of a row's end.
+        """
+        if self.heavy is None or self.heavy.op != "contract":
+            return []
+        self.choose_lane()
+        if self.lane_axis < 0:
+            return []
+        self.join_axes()
+        out = []
+        full = self.lanes
+        for lanes in (full, full // 2) if full > 4 else (full,):
+            self.lanes = lanes
+            out += [Choice(lanes, pt, kt) for _, kt, pt in self.tiles()[1][:TRIED]]
+        self.lanes = full
+        return out
 
     def join_axes(self) -> None:
         """Joins neighbouring axes, not the lane's, where every access stays a straight line."""
@@ -214,14 +258,17 @@ class Scheduler:
         full = vector_of(self.width, self.bits)
         constant = self.constant_operand()
 
-        def cost(v: Expr, loads: Sequence[Expr]) -> float:
+        def cost(v: Expr, loads: Sequence[Expr], lanes: int) -> float:
             c = 0.0
             for x in loads:
                 if constant is not None and x.attr == constant:
                     c += 1.0
                     continue
                 k = coefficient(x.args[0], v)
-                c += {0: 0.5, 1: 1.0}.get(k if k is not None else -1, 2.0 * full)
+                if k is None and (pieces := interleaved(x.args[0], v, lanes)):
+                    c += 2.0 * pieces
+                else:
+                    c += {0: 0.5, 1: 1.0}.get(k if k is not None else -1, 2.0 * full)
             return c
 
         best: tuple[float, str, int, int] | None = None
@@ -232,22 +279,28 @@ class Scheduler:
             ("over", i, v, self.over_extents[i])
             for i, v in enumerate(self.plain_over) if v.op == "var"
         ]
-        for kind, i, v, extent in options:
+        widths = (full, full // 2) if self.width == 64 and self.heavy is not None and \
+            self.heavy.op == "contract" else (full,)
+        for (kind, i, v, extent), wide in product(options, widths):
             n = upper(extent)
-            lanes = min(full, 1 << max(0, (n - 1).bit_length()))
+            lanes = min(wide, 1 << max(0, (n - 1).bit_length()))
+            if self.choice is not None:
+                lanes = min(lanes, self.choice.lanes)
             if lanes < 2 or n < 1:
                 continue
             useful = n / (-(-n // lanes) * lanes) * lanes
-            work = cost(v, self.body_loads)
+            work = cost(v, self.body_loads, lanes)
             if kind == "axis":
                 k = coefficient(self.store_index, v)
-                tail = cost(v, self.tail_loads) + {1: 1.0}.get(k if k is not None else -1,
+                tail = cost(v, self.tail_loads, lanes) + {1: 1.0}.get(k if k is not None else -1,
                                                                2.0 * full)
                 each = upper(symbolic_size(self.over_extents)) if self.heavy is not None else 0
                 total = (work * max(each, 1) + tail if each else tail) / useful
             else:
                 each = upper(symbolic_size(self.over_extents))
                 total = (work * each + 8.0 * lanes) / useful * 1.05
+            if wide < full:
+                total *= HALF_VECTOR
             if best is None or total < best[0]:
                 best = (total, kind, i, lanes)
         self.lane_axis = self.lane_over = -1
@@ -269,6 +322,14 @@ class Scheduler:
         """(number of the pixel axis in `joined` or -1, pixels, vectors) held in registers."""
         if self.heavy is None:
             return -1, 1, 1
+        axis, found = self.tiles()
+        if self.choice is not None:
+            return axis, self.choice.pixels, self.choice.vectors
+        return axis, found[0][2], found[0][1]
+
+    def tiles(self) -> tuple[int, list[tuple[float, int, int]]]:
+        """(number of the pixel axis or -1, (cost, vectors, pixels) of every tile, best first)."""
+        assert self.heavy is not None
         limit = REGISTERS[self.width]
         if self.heavy.op == "reduce":
             limit //= 2  # partial sums have registers of their own
@@ -291,7 +352,7 @@ class Scheduler:
 
         def uses(x: Expr, v: Expr | None) -> bool:
             return v is not None and v in x.args[0].vars
-        best: tuple[float, int, int] | None = None
+        out: list[tuple[float, int, int]] = []
         weigh_both = sum(uses(x, lane) and uses(x, pixel) for x in self.body_loads)
         weigh_lane = sum(uses(x, lane) and not uses(x, pixel) for x in self.body_loads)
         weigh_pixel = sum(uses(x, pixel) and not uses(x, lane) for x in self.body_loads)
@@ -306,11 +367,8 @@ class Scheduler:
             # few accumulators leave the multiply-add's latency in the open
             latency = 8.0 / (kt * pt) if kt * pt < 8 else 1.0
             each = max(kt * pt * latency, 0.7 * loads) + 0.3 * loads + 1.5
-            cost = tiles * each
-            if best is None or cost < best[0] * 0.999:
-                best = (cost, kt, pt)
-        assert best is not None
-        return best_axis, best[2], best[1]
+            out.append((tiles * each, kt, pt))
+        return best_axis, sorted(out, key=lambda t: round(t[0], 3))
 
     # building
 

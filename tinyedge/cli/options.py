@@ -35,6 +35,9 @@ def compilation(parser: argparse.ArgumentParser, states: bool = True) -> None:
     if states:
         parser.add_argument("--state", action="append", default=[], metavar="OUT=IN",
                             help="feed an output back as an input of the next run; may be repeated")
+        parser.add_argument("--tune", type=fraction, default=0.0, metavar="SECONDS",
+                            help="measure schedules on this machine for so long; what is found "
+                            "stays in the cache")
         parser.add_argument("--no-cache", action="store_true", help="compile everything anew")
 
 
@@ -128,7 +131,8 @@ def plan_of(a: argparse.Namespace) -> Plan:
     from ..compiler import compile
 
     with progress() as report:
-        return compile(a.file, a.target, **bindings(a), progress=report, cache=not a.no_cache)
+        return compile(a.file, a.target, **bindings(a), progress=report, cache=not a.no_cache,
+                       tune=a.tune)
 
 
 # inputs
