@@ -13,6 +13,7 @@ import argparse
 import base64
 import ctypes
 import faulthandler
+import gc
 import mmap
 import os
 import re
@@ -1137,8 +1138,14 @@ def check(case: Case, subject: Subject = product) -> str:
 def isolated(task: Callable[[], str], seconds: int = 120) -> str:
     """What `task` returns, run in a forked process; a crash or a hang is a result too."""
     read, write = os.pipe()
+    # garbage of this process, such as a session that would wait for its threads, is not the
+    # child's to collect
+    gc.collect()
+    gc.freeze()
     child = os.fork()
-    if not child:
+    if child:
+        gc.unfreeze()
+    else:
         status = 1
         try:
             os.close(read)
