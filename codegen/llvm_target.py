@@ -67,6 +67,21 @@ def parse_target(text: str) -> CpuTarget:
                      f"{', '.join(sorted(LEVELS))}")
 
 
+def parse_targets(text: str) -> list[CpuTarget]:
+    """The targets that ``cpu:ARCH+ARCH...`` names, the widest vectors first. After an x86-64 level
+    another may be given as ``v4``. InputError."""
+    family, colon, rest = text.partition(":")
+    parts = rest.split("+")
+    if len(parts) == 1:
+        return [parse_target(text)]
+    if not all(parts):
+        raise InputError(f"target {text}: nothing stands on one side of a +")
+    found = [parse_target(f"{family}:{'x86-64-' if p[:1] == 'v' else ''}{p}") for p in parts]
+    if len({t.canonical for t in found}) != len(found):
+        raise InputError(f"target {text}: one of them is named twice")
+    return sorted(found, key=lambda t: (-t.vector_bytes, -len(t.features)))
+
+
 HALF = """
 define float @__extendhfsf2(half %h) nounwind {
   %b = bitcast half %h to i16

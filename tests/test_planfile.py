@@ -746,3 +746,38 @@ def test_sizes_are_shown_as_written() -> None:
     assert show_size(("floordiv", ("add", N, 1), 2)) == "(n + 1) // 2"
     assert show_size(("mul", ("mod", N, 2), ("min", N, 3))) == "(n % 2)*min(n, 3)"
     assert show_shape((1, N, ("max", N, 2))) == "[1,n,max(n, 2)]"
+
+
+# Variants
+
+
+def fat() -> Plan:
+    plan = handmade()
+    plan.variants = (replace(handmade(), target="cpu:aarch64", code=b"\xc0\x03\x5f\xd6"),)
+    return plan
+
+
+def test_variants_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "p.pkl"
+    fat().save(path)
+    plan = planfile.read(path)
+    assert plan == fat() and "cpu:aarch64" in repr(plan)
+    one, other = (memoryview(p.code) for p in (plan, *plan.variants))
+    assert one.obj is other.obj  # views of one mapping
+    for cut in (1, 100, planfile.WIDE_PAGE):
+        refused(path.read_bytes()[:-cut])
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"inputs": ()}, r"variants\[0\].inputs differs"),
+    ({"states": ()}, r"variants\[0\].states differ"),
+    ({"symbols": {"n": (0, 6)}}, r"variants\[0\].symbols differs"),
+    ({"arenas": (64, 8, 76)}, r"variants\[0\].steps"),
+    ({"variants": (handmade(),)}, "variants of its own"),
+])
+def test_variants_that_do_not_fit(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    plan = fat()
+    plan.variants = (replace(plan.variants[0], **change),)
+    with pytest.raises(PlanError, match=says):
+        plan.save(tmp_path / "p.pkl")
+    assert not list(tmp_path.iterdir())

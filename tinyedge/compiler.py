@@ -832,22 +832,24 @@ def compile_graph(
     provenance: Mapping[str, Any] | None = None, metadata: Mapping[str, str] | None = None,
     tune: float = 0,
 ) -> Plan:
-    """Compiles a graph for a CPU target.
+    """Compiles a graph for a CPU target, or several (``cpu:x86-64-v3+v4``) into one plan.
 
     tune: seconds for which schedules are measured on this machine; what is found stays in the
     cache, also for later compilations that ask for no search. progress(stage, done, of) is called
     as work goes on. Raises UnsupportedError (with the node's name) for what the target can't do,
     ShapeError for dimensions that don't fit, InputError for a search on another kind of machine.
     """
-    from .codegen.llvm_target import parse_target
+    from .codegen.llvm_target import parse_targets
     from .passes import optimize, winograd
 
     start = time.perf_counter()
-    cpu = parse_target(target)
+    targets = parse_targets(target)
     valid = winograd.run(optimize(g.validate(graph)))
-    plan = _Compiler(valid, cpu, progress, cache, tune).plan(provenance or {}, metadata or {})
-    plan.provenance.setdefault("compile seconds", round(time.perf_counter() - start, 3))
-    return plan
+    plans = [_Compiler(valid, cpu, progress, cache, tune).plan(provenance or {}, metadata or {})
+             for cpu in targets]
+    plans[0].variants = tuple(plans[1:])
+    plans[0].provenance.setdefault("compile seconds", round(time.perf_counter() - start, 3))
+    return plans[0]
 
 
 def compile(

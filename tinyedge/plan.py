@@ -159,7 +159,8 @@ class Plan:
     position-independent image (page-aligned parts: code first, then read-only data), entries
     inside. arenas: sizes in bytes of constants, scratch, states. constants: their bytes.
     symbols: name -> (lowest, highest) of named dimensions. metadata: the model's own key-value
-    pairs. provenance: model hash, options, times.
+    pairs. provenance: model hash, options, times. variants: the same model for other targets, best
+    first after this plan; who loads it takes the first that the machine can run.
     """
 
     target: str
@@ -178,9 +179,11 @@ class Plan:
     name: str = ""
     format: int = FORMAT
     producer: str = ""
+    variants: tuple[Plan, ...] = ()
 
     def __repr__(self) -> str:
-        return (f"<Plan {self.name or 'model'} for {self.target}: {len(self.steps)} steps, "
+        targets = ", ".join(p.target for p in (self, *self.variants))
+        return (f"<Plan {self.name or 'model'} for {targets}: {len(self.steps)} steps, "
                 f"{len(self.kernels)} kernels>")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -194,8 +197,8 @@ def to_builtin(x: Any) -> Any:
     """A plan's parts as builtin types.
 
     Records become dicts of their fields, steps with a "type" entry in front; a Ref becomes a tuple
-    (arena, offset, size). A Plan's code and constants are left out, and so are its format and
-    producer: a plan file keeps those apart from the rest.
+    (arena, offset, size). A Plan's code, constants and variants are left out, and so are its format
+    and producer: a plan file keeps those apart from the rest.
     """
     if isinstance(x, Ref):
         return (x.arena, x.offset, x.size)
@@ -205,7 +208,7 @@ def to_builtin(x: Any) -> Any:
         return _fields(x)
     if isinstance(x, Plan):
         fields = _fields(x)
-        for name in ("code", "constants", "format", "producer"):
+        for name in ("code", "constants", "format", "producer", "variants"):
             del fields[name]
         return fields
     if isinstance(x, tuple):

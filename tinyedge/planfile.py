@@ -138,17 +138,28 @@ def parse(data: memoryview, where: str = "plan") -> Plan:
             raise _Fault(f"is a {type(tree).__name__}, not a dict")
         for version in range(header.format, FORMAT):
             tree = MIGRATIONS[version](tree)
-        parts = {}
         end = 0
-        for name in ("code", "constants"):
-            with _Fault.at(name):
-                offset, size = _BUFFER(tree.pop(name, None))
-                if offset < end or offset % PAGE or header.data + offset + size > header.total:
-                    raise _Fault("does not lie inside the file")
-            end = offset + size
-            parts[name] = data[header.data + offset:header.data + end]
-        plan = _plan(tree, parts["code"], parts["constants"])
-        plan.producer = header.producer
+
+        def plan_of(tree: Any) -> Plan:
+            nonlocal end
+            if type(tree) is not dict:
+                raise _Fault(f"is a {type(tree).__name__}, not a dict")
+            parts = {}
+            for name in ("code", "constants"):
+                with _Fault.at(name):
+                    offset, size = _BUFFER(tree.pop(name, None))
+                    if offset < end or offset % PAGE or header.data + offset + size > header.total:
+                        raise _Fault("does not lie inside the file")
+                end = offset + size
+                parts[name] = data[header.data + offset:header.data + end]
+            plan = _plan(tree, parts["code"], parts["constants"])
+            plan.producer = header.producer
+            return plan
+
+        variants = tree.pop("variants", ())
+        plan = plan_of(tree)
+        with _Fault.at("variants"):
+            plan.variants = _each(plan_of)(variants)
         _check(plan)
     return plan
 
@@ -159,29 +170,34 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     PlanError if the plan isn't sound (nothing is written that `read` would refuse) or the file
     can't be written, in which case one that was there before is left as it was.
     """
-    page = PAGE if "x86" in plan.target else WIDE_PAGE
-    code, constants = memoryview(plan.code).cast("B"), memoryview(plan.constants).cast("B")
-    second = -(-len(code) // page) * page
+    plans = (plan, *plan.variants)
+    page = PAGE if all("x86" in p.target for p in plans) else WIDE_PAGE
+    trees, buffers, end = [], list[bytes | memoryview](), 0
     out = BytesIO()
     with _naming(f"{os.fspath(path)}: nothing is written, the plan"):
-        tree = to_builtin(plan)
-        _check_depth(tree)
-        _check(_plan(tree, plan.code, plan.constants))
+        for p in plans:
+            tree = to_builtin(p)
+            _check_depth(tree)
+            _plan(tree, p.code, p.constants)
+            for name in ("code", "constants"):
+                data = memoryview(getattr(p, name)).cast("B")
+                at = -(-end // page) * page
+                buffers += [bytes(at - end), data]
+                tree[name], end = (at, len(data)), at + len(data)
+            trees.append(tree)
+        _check(plan)
         pickler = pickle.Pickler(out, protocol=5)
         pickler.fast = True  # no memo: what is written has no references
-        pickler.dump(tree | {"code": (0, len(code)), "constants": (second, len(constants))})
+        pickler.dump(trees[0] | {"variants": tuple(trees[1:])})
         decode(out.getvalue())
     size = len(out.getbuffer())
     start = -(-(HEADER.size + size) // page) * page
-    parts: list[bytes | memoryview] = [
-        out.getbuffer(), bytes(start - HEADER.size - size),
-        code, bytes(second - len(code)), constants,
-    ]
+    parts = [out.getbuffer(), bytes(start - HEADER.size - size), *buffers]
     body = 0
     for part in parts:
         body = zlib.crc32(part, body)
     producer = (plan.producer or f"tinyedge {_version()}").encode("ascii", "replace")[:73]
-    fixed = (MAGIC, FORMAT, producer, size, start, start + second + len(constants), body)
+    fixed = (MAGIC, FORMAT, producer, size, start, start + end, body)
     head = zlib.crc32(HEADER.pack(*fixed, 0, DROP)[:-5])
     write_whole(path, [HEADER.pack(*fixed, head, DROP), *parts])
 
@@ -615,6 +631,17 @@ def check(plan: Plan, whose: str = "the plan") -> None:
 
 
 def _check(plan: Plan) -> None:
+    for i, v in enumerate(plan.variants):
+        with _Fault.at(f"variants[{i}]"):
+            if v.variants:
+                raise _Fault("has variants of its own")
+            for name in ("inputs", "outputs", "symbols"):
+                if getattr(v, name) != getattr(plan, name):
+                    raise _Fault("differs from the plan's").inside(name)
+            if [(s.name, s.output, s.shape, s.dtype) for s in v.states] != [
+                    (s.name, s.output, s.shape, s.dtype) for s in plan.states]:
+                raise _Fault("differ from the plan's").inside("states")
+            _check(v)
     if not plan.target.partition(":")[0].isidentifier():
         raise _Fault("is not a target such as cpu:x86-64").inside("target")
     with _Fault.at("symbols"):

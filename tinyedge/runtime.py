@@ -50,15 +50,27 @@ def load(
         plan = source
     else:
         plan = planfile.read(source)
-    from .drivers.device import open_device
-
     solvers = _solvers(plan)
-    opened = open_device(plan.target, device)
+    plan, opened = _fitting(plan, device)
     try:
         return Model(plan, opened, opened.bind(plan, threads=threads), solvers)
     except BaseException:
         opened.close()
         raise
+
+
+def _fitting(plan: Plan, device: str | None) -> tuple[Plan, Device]:
+    """The first of a plan and its variants that can run here, and the device; PlanError."""
+    from .drivers.device import open_device
+
+    refused: PlanError | None = None
+    for p in (plan, *plan.variants):
+        try:
+            return p, open_device(p.target, device)
+        except PlanError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 class Model:

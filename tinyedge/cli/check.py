@@ -22,10 +22,10 @@ def run(a: argparse.Namespace) -> int:
     options = bindings(a)
     if is_plan(a.file):
         raise InputError(f"{a.file} is a plan already; give an ONNX model")
-    from ..codegen.llvm_target import parse_target
+    from ..codegen.llvm_target import parse_targets
     from ..onnx import check
 
-    target = parse_target(a.target).canonical
+    target = " and ".join(t.canonical for t in parse_targets(a.target))
     problems = check(a.file, **options)
     if a.json:
         print(json.dumps({"model": a.file, "target": target,

@@ -38,7 +38,8 @@ def run(a: argparse.Namespace) -> int:
     plan.save(a.output)
     constants, scratch, states = plan.arenas
     facts = {
-        "plan": a.output, "bytes": os.path.getsize(a.output), "target": plan.target,
+        "plan": a.output, "bytes": os.path.getsize(a.output),
+        "target": " and ".join(p.target for p in (plan, *plan.variants)),
         "kernels": len(plan.kernels), "steps": len(plan.steps), "code": len(plan.code),
         "constants": constants, "scratch": scratch, "states": states,
         "seconds": plan.provenance.get("compile seconds"),

@@ -61,6 +61,8 @@ def run(a: argparse.Namespace) -> int:
 
 def _text(file: str, known: dict[str, Any]) -> str:
     lines = [f"{file}: {known['name'] or 'a model'} for {known['target']}, by {known['producer']}"]
+    lines += [f"  also for {target}; the figures below are for the first" for target in
+              known["variants"]]
     for kind in ("inputs", "outputs", "states"):
         lines += [f"  {kind[:-1]:<6} {p['name']}: {p['dtype']}{p['shape']}" for p in known[kind]]
     lines += [f"  {name} in {low}..{high}" for name, (low, high) in known["symbols"].items()]

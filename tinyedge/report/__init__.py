@@ -127,7 +127,7 @@ def facts(plan: Plan, times: Sequence[StepTime] | None = None) -> dict[str, Any]
 
     return {
         "name": plan.name, "target": plan.target, "producer": plan.producer,
-        "format": plan.format,
+        "format": plan.format, "variants": [v.target for v in plan.variants],
         "inputs": [port(p.name, p.shape, p.dtype) for p in plan.inputs],
         "outputs": [port(p.name, p.shape, p.dtype) for p in plan.outputs],
         "states": [port(s.name, s.shape, s.dtype) for s in plan.states],
