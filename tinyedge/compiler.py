@@ -830,21 +830,26 @@ def _producer() -> str:
 def compile_graph(
     graph: Graph, target: str = "cpu", *, progress: Progress | None = None, cache: bool = True,
     provenance: Mapping[str, Any] | None = None, metadata: Mapping[str, str] | None = None,
-    tune: float = 0,
+    tune: float = 0, float16: bool = False,
 ) -> Plan:
     """Compiles a graph for a CPU target, or several (``cpu:x86-64-v3+v4``) into one plan.
 
     tune: seconds for which schedules are measured on this machine; what is found stays in the
     cache, also for later compilations that ask for no search. progress(stage, done, of) is called
-    as work goes on. Raises UnsupportedError (with the node's name) for what the target can't do,
+    as work goes on. float16: weights are stored in that type, sums made in float32. Raises
+    UnsupportedError (with the node's name) for what the target can't do,
     ShapeError for dimensions that don't fit, InputError for a search on another kind of machine.
     """
     from .codegen.llvm_target import parse_targets
-    from .passes import optimize, winograd
+    from .passes import narrow, optimize, winograd
 
     start = time.perf_counter()
     targets = parse_targets(target)
     valid = winograd.run(optimize(g.validate(graph)))
+    if float16:
+        if slow := next((t.canonical for t in targets if t.cpu == "x86-64-v2"), None):
+            raise InputError(f"--float16: {slow} has no instructions for it; leave one of them out")
+        valid = narrow.run(valid)
     plans = [_Compiler(valid, cpu, progress, cache, tune).plan(provenance or {}, metadata or {})
              for cpu in targets]
     plans[0].variants = tuple(plans[1:])
@@ -857,17 +862,18 @@ def compile(
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     states: Mapping[str, str] | None = None,
-    progress: Progress | None = None, cache: bool = True, tune: float = 0,
+    progress: Progress | None = None, cache: bool = True, tune: float = 0, float16: bool = False,
 ) -> Plan:
     """Compiles an ONNX file (or a Graph) to a plan; `plan.save(path)` writes it.
 
     dims: named dimension -> size, or (lowest, highest) to keep it open. shapes: input -> all its
-    dimensions. states: output -> the input that receives it on the next run. tune: see
-    `compile_graph`. Raises ModelError, UnsupportedError and ShapeError as the importer and
-    `compile_graph` do.
+    dimensions. states: output -> the input that receives it on the next run. tune,
+    float16: see `compile_graph`. Raises ModelError, UnsupportedError and ShapeError as the importer
+    and `compile_graph` do.
     """
     if isinstance(model, Graph):
-        return compile_graph(model, target, progress=progress, cache=cache, tune=tune)
+        return compile_graph(model, target, progress=progress, cache=cache, tune=tune,
+                             float16=float16)
     from . import onnx
 
     path = Path(model)
@@ -878,11 +884,11 @@ def compile(
         "options": {
             "target": target, "dims": {k: str(v) for k, v in (dims or {}).items()},
             "shapes": {k: tuple(v) for k, v in (shapes or {}).items()},
-            "states": dict(states or {}),
+            "states": dict(states or {}), "float16": float16,
         },
     }
     return compile_graph(loaded, target, progress=progress, cache=cache, provenance=provenance,
-                         metadata=loaded.metadata, tune=tune)
+                         metadata=loaded.metadata, tune=tune, float16=float16)
 
 
 __all__ = ["compile", "compile_graph"]

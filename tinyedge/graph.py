@@ -41,7 +41,8 @@ on integers. ``max`` and ``min`` give nan if either operand is nan, as reduction
 ``a[A(o, r)] * b[B(o, r)]``. ``maps = (A, B)``; each is a tuple with one affine form for every
 dimension of its operand: ``(constant, ((index, coefficient), ...))``, where indices number
 ``o`` first and then ``r``. Every access is in bounds; padding is written as ``pad``. Sums are made
-in the accumulation type, float32 for float16, else the node's own.
+in the accumulation type, float32 for float16, else the node's own. ``b`` may be float16 where ``a``
+and the result are float32.
 
 ``winograd_in(x)`` and ``winograd_out(v)`` are the linear transforms of a minimal filter F(tile,
 taps) before and after its products (`tinyedge.winograd`): x [N, C, *S] -> [products, N, C, *tiles],
@@ -77,7 +78,7 @@ import numpy as np
 
 from . import shape as shapes
 from . import winograd
-from .dtype import BOOL, DTYPES, INT64, DType, dtype_of
+from .dtype import BOOL, DTYPES, FLOAT16, FLOAT32, INT64, DType, dtype_of
 from .errors import ShapeError, UnsupportedError
 from .shape import Dim, Shape, dim, same
 
@@ -302,7 +303,7 @@ def contract(
     maps: tuple[tuple[Form, ...], ...],
 ) -> Node:
     """The sum over reduction indices of a[..] * b[..]; see the module's page for `maps`."""
-    if a.dtype is not b.dtype:
+    if a.dtype is not b.dtype and (a.dtype, b.dtype) != (FLOAT32, FLOAT16):
         raise _fail("contract", f"operands have different types {a.dtype} and {b.dtype}")
     shape, reduce = tuple(dim(d) for d in shape), tuple(dim(d) for d in reduce)
     extents = shape + reduce

@@ -214,7 +214,7 @@ def _view(x: Array, forms: tuple[Form, ...], extents: tuple[int, ...]) -> Array:
 @rule("contract")
 def _contract(f: _Frame, n: Node, a: Array, b: Array) -> Array:
     shape, over = f.shape(n.shape), f.shape(n["reduce"])
-    kind = a.dtype
+    kind = n.dtype.numpy
     if n.dtype.is_float:
         wide = np.float64 if f.exact or kind == np.float64 else np.float32
         a, b = a.astype(wide, copy=False), b.astype(wide, copy=False)
