@@ -4,6 +4,9 @@ work and exact enough.
 Afterwards: such a contraction is `winograd_out(contract(winograd_in(x), weights))`; its weights are
 transformed, the padding before it reaches to the end of the last tile, and everything else is as it
 was. Runs after the other passes, since nothing else is gained by looking into it.
+
+What the form gives up: where one value of a tile is infinite or nan, all outputs of that tile are
+nan, and numbers within a few binary orders of the largest float may overflow on the way.
 """
 
 from __future__ import annotations
