@@ -34,7 +34,8 @@ class Layout:
     before and after that hold `fill`, so that a padded read needs no test. room: per dimension,
     the physical extent with halo, and rounded up where whole vectors are wanted. block: (dimension,
     size) splits one dimension into blocks whose number varies slowest (packed weights). origin: a
-    part of a larger tensor starts there, and `room` is the larger one's.
+    part of a larger tensor starts there, and `room` is the larger one's. quad: a dimension,
+    divisible by 4, of which four neighbours stand innermost of all (packed 8-bit weights).
     """
 
     shape: Shape
@@ -43,18 +44,20 @@ class Layout:
     room: Shape
     block: tuple[int, int] | None = None
     origin: tuple[Dim, ...] | None = None
+    quad: int | None = None
 
     @cached_property
     def strides(self) -> tuple[Expr, ...]:
         out = [const(0)] * len(self.shape)
-        run = const(1)
+        run = const(1 if self.quad is None else 4)
         if self.block:
-            run = const(self.block[1])
+            run = run * self.block[1]
         for d in reversed(self.order):
             if self.block and d == self.block[0]:
                 continue
             out[d] = run
-            run = run * self.room[d]
+            n = self.room[d]
+            run = run * (n if d != self.quad else lift(n) // 4)
         if self.block:
             out[self.block[0]] = run  # of a whole block
         return tuple(out)
@@ -76,7 +79,9 @@ class Layout:
                 i = i + self.origin[d]
             if self.block and d == self.block[0]:
                 b = self.block[1]
-                parts += [(1, (i // b) * s), (1, i % b)]
+                parts += [(1, (i // b) * s), (1 if self.quad is None else 4, i % b)]
+            elif d == self.quad:
+                parts += [(1, (i // 4) * s), (1, i % 4)]
             else:
                 parts.append((1, i * s))
         return symbolic.linear_sum(parts)

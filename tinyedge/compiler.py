@@ -27,6 +27,7 @@ from .codegen.schedule import cpu as cpu_schedule
 from .codegen.schedule.search import Tuner
 from .codegen.schedule.winograd import Transform
 from .codegen.symbolic import TRUE, both, ge0
+from .dtype import INT8, UINT8
 from .errors import InputError, UnsupportedError
 from .graph import Graph, Node, Valid
 from .memory import Access, Hazards, Timeline, pack
@@ -73,7 +74,8 @@ class Code:
 
     text: LLVM IR of a function named k. loops: text of the loop IR. grid: pieces, as a `Size`.
     inplace: numbers of buffers that are read only where the result is written. weights: the layout
-    chosen for constant weights: (order, room, block). writes: numbers of buffers that it writes.
+    chosen for constant weights: (order, room, block, quad). writes: numbers of buffers that it
+    writes.
     """
 
     text: str
@@ -146,7 +148,7 @@ class _Packs:
 
 
 def build_kernel(
-    item: KernelItem, width: int, packs: _Packs, memory: _Memory
+    item: KernelItem, width: int, packs: _Packs, memory: _Memory, dots: bool = False
 ) -> Built | None:
     """One item's kernel; None where there is nothing to compute."""
     if any(d == 0 for d in item.node.shape if isinstance(d, int)):
@@ -209,7 +211,7 @@ def build_kernel(
             return Transform(lower, item.node, store, width)
         return cpu_schedule.Scheduler(cpu_schedule.Spec(
             lower, item.node, item.node.shape, _loop_order(item), store,
-            chosen if weights is not None else None), width, choice)
+            chosen if weights is not None else None), width, choice, dots)
 
     scheduler = scheduled()
 
@@ -219,7 +221,7 @@ def build_kernel(
         if weights is None:
             return code
         lay = args.buffers[1].layout
-        return replace(code, weights=(lay.order, lay.room, lay.block))
+        return replace(code, weights=(lay.order, lay.room, lay.block, lay.quad))
 
     def tuned(tuner: Tuner) -> Code | None:
         other = scheduled()
@@ -234,8 +236,8 @@ def build_kernel(
     views = [(v.op, v.shape, v.attrs) for v in item.views]
     code = memory.code(f"{rooms} {views}\n{key}", make, tuned)
     if weights is not None and code.weights:
-        order, room, block = code.weights
-        chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block))
+        order, room, block, quad = code.weights
+        chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block, quad=quad))
     return Built(code, args.buffers, item.nodes, *estimate(item, args.buffers))
 
 
@@ -535,13 +537,20 @@ def physical(b: Buffer) -> np.ndarray[Any, Any]:
     room = [int(d) if isinstance(d, int) else upper(d) for d in lay.room]
     out = np.zeros(room, array.dtype)
     out[tuple(slice(0, n) for n in array.shape)] = array
-    if lay.block:
-        d, size = lay.block
-        out = out.reshape(*room[:d], room[d] // size, size, *room[d + 1:])
-        # blocks first, the place in the block last
-        axes = [d] + [o if o < d else o + 1 for o in lay.order if o != d] + [d + 1]
-        return np.ascontiguousarray(out.transpose(axes))
-    return np.ascontiguousarray(out.transpose(lay.order))
+    # what a dimension is split into, each part with its axis; innermost last
+    parts, shape = [[d] for d in range(len(room))], list(room)
+    for d, size in [*([lay.block] if lay.block else []),
+                    *([(lay.quad, 4)] if lay.quad is not None else [])]:
+        at = parts[d][0]
+        shape[at:at + 1] = [shape[at] // size, size]
+        parts = [[a + (a > at) for a in p] for p in parts]
+        parts[d] = [at, at + 1]
+    out = out.reshape(shape)
+    blocks = [parts[lay.block[0]][0]] if lay.block else []
+    middle = [parts[d][0] for d in lay.order if not lay.block or d != lay.block[0]]
+    inner = [parts[lay.block[0]][1]] if lay.block else []
+    quad = [parts[lay.quad][1]] if lay.quad is not None else []
+    return np.ascontiguousarray(out.transpose([*blocks, *middle, *inner, *quad]))
 
 
 def flat(items: list[Item]) -> list[KernelItem | ScatterItem | FillItem | CopyItem]:
@@ -557,6 +566,23 @@ def flat(items: list[Item]) -> list[KernelItem | ScatterItem | FillItem | CopyIt
     return out
 
 
+DOTS = "avx512vnni"
+"""The feature that quantised contractions are made for: products of bytes, added in fours."""
+
+
+def quantised(graph: Valid) -> bool:
+    """Whether a contraction's operand was made of 8-bit values."""
+    for n in graph.nodes():
+        x = n.inputs[0] if n.op == "contract" else n
+        for _ in range(8):
+            if n.op != "contract" or not x.inputs:
+                break
+            if x.op == "cast" and x.inputs[0].dtype in (UINT8, INT8):
+                return True
+            x = x.inputs[0]
+    return False
+
+
 class _Compiler:
     def __init__(
         self, graph: Valid, target: Any, progress: Progress | None, cache: bool, tune: float = 0
@@ -564,6 +590,7 @@ class _Compiler:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
         self.width: int = target.vector_bytes
+        self.dots: bool = DOTS in target.features
         self.program = form(graph, self.width)
         self.packs = _Packs(self.program)
         self.memory = _Memory(cache, self.tuner(tune) if tune else None)
@@ -595,7 +622,7 @@ class _Compiler:
             self.progress("kernels", done, len(items))
             b: Built | None = None
             if isinstance(i, KernelItem):
-                b = build_kernel(i, self.width, self.packs, self.memory)
+                b = build_kernel(i, self.width, self.packs, self.memory, self.dots)
             elif isinstance(i, ScatterItem):
                 b = build_scatter(i)
             elif isinstance(i, FillItem):
@@ -841,17 +868,28 @@ def compile_graph(
     ShapeError for dimensions that don't fit, InputError for a search on another kind of machine.
     """
     from .codegen.llvm_target import parse_targets
+    from .drivers.cpu import features
     from .passes import narrow, optimize, winograd
 
     start = time.perf_counter()
     targets = parse_targets(target)
-    valid = winograd.run(optimize(g.validate(graph)))
-    if float16:
-        if slow := next((t.canonical for t in targets if t.cpu == "x86-64-v2"), None):
-            raise InputError(f"--float16: {slow} has no instructions for it; leave one of them out")
-        valid = narrow.run(valid)
-    plans = [_Compiler(valid, cpu, progress, cache, tune).plan(provenance or {}, metadata or {})
-             for cpu in targets]
+    checked = g.validate(graph)
+    plans = []
+    for cpu in targets:
+        valid = optimize(checked, DOTS in cpu.features)
+        if target == "cpu" and DOTS not in cpu.features and quantised(valid) and \
+                not features.missing(cpu.cpu, (DOTS,)):
+            # this machine, with what is asked for only where it is used
+            cpu = parse_targets(f"{cpu.canonical},{DOTS}")[0]
+            valid = optimize(checked, True)
+        valid = winograd.run(valid)
+        if float16:
+            if cpu.cpu == "x86-64-v2":
+                raise InputError(f"--float16: {cpu.canonical} has no instructions for it; leave "
+                                 "one of them out")
+            valid = narrow.run(valid)
+        plans.append(_Compiler(valid, cpu, progress, cache, tune).plan(
+            provenance or {}, metadata or {}))
     plans[0].variants = tuple(plans[1:])
     plans[0].provenance.setdefault("compile seconds", round(time.perf_counter() - start, 3))
     return plans[0]

@@ -42,7 +42,7 @@ on integers. ``max`` and ``min`` give nan if either operand is nan, as reduction
 dimension of its operand: ``(constant, ((index, coefficient), ...))``, where indices number
 ``o`` first and then ``r``. Every access is in bounds; padding is written as ``pad``. Sums are made
 in the accumulation type, float32 for float16, else the node's own. ``b`` may be float16 where ``a``
-and the result are float32.
+and the result are float32, and uint8 with int8 gives int32.
 
 ``winograd_in(x)`` and ``winograd_out(v)`` are the linear transforms of a minimal filter F(tile,
 taps) before and after its products (`tinyedge.winograd`): x [N, C, *S] -> [products, N, C, *tiles],
@@ -78,7 +78,7 @@ import numpy as np
 
 from . import shape as shapes
 from . import winograd
-from .dtype import BOOL, DTYPES, FLOAT16, FLOAT32, INT64, DType, dtype_of
+from .dtype import BOOL, DTYPES, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, DType, dtype_of
 from .errors import ShapeError, UnsupportedError
 from .shape import Dim, Shape, dim, same
 
@@ -303,7 +303,8 @@ def contract(
     maps: tuple[tuple[Form, ...], ...],
 ) -> Node:
     """The sum over reduction indices of a[..] * b[..]; see the module's page for `maps`."""
-    if a.dtype is not b.dtype and (a.dtype, b.dtype) != (FLOAT32, FLOAT16):
+    kind = INT32 if (a.dtype, b.dtype) == (UINT8, INT8) else a.dtype
+    if a.dtype is not b.dtype and kind is a.dtype and (a.dtype, b.dtype) != (FLOAT32, FLOAT16):
         raise _fail("contract", f"operands have different types {a.dtype} and {b.dtype}")
     shape, reduce = tuple(dim(d) for d in shape), tuple(dim(d) for d in reduce)
     extents = shape + reduce
@@ -315,7 +316,7 @@ def contract(
             low = c0 + sum(c * (shapes.upper(extents[i]) - 1) for i, c in terms if c < 0)
             if (low < 0 or top >= shapes.upper(d)) and shapes.upper(shapes.size(extents)):
                 raise _fail("contract", f"index range {low}..{top} leaves a dimension of size {d}")
-    return node("contract", (a, b), shape, a.dtype, reduce=reduce, maps=maps)
+    return node("contract", (a, b), shape, kind, reduce=reduce, maps=maps)
 
 
 # views

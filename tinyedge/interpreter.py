@@ -218,6 +218,8 @@ def _contract(f: _Frame, n: Node, a: Array, b: Array) -> Array:
     if n.dtype.is_float:
         wide = np.float64 if f.exact or kind == np.float64 else np.float32
         a, b = a.astype(wide, copy=False), b.astype(wide, copy=False)
+    elif a.dtype != b.dtype:
+        a, b = a.astype(kind), b.astype(kind)
     va, vb = (_view(x, forms, shape + over) for x, forms in zip((a, b), n["maps"]))
     out = _product(va, vb, len(shape), shape + over)
     return np.broadcast_to(out, shape).astype(kind)

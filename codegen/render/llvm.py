@@ -168,6 +168,15 @@ class Renderer:
     def compute(self, e: Expr, d: int) -> str:
         vec = self.is_vector(e)
         t = self.type_of(e.dtype, vec)
+        if e.op == "load4":  # four neighbouring bytes as one integer
+            base, step = self.lane_form(e.args[0])
+            assert step == (4 if vec else 0)
+            return self.line(f"load {t}, ptr {self.address(e.attr, base, d)}, align 1", d)
+        if e.op == "dot4":  # AVX-512 VNNI: the sum of four products of bytes, and of the first
+            operands = ", ".join(f"{t} {self.emit(a, True)}" for a in e.args)
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            self.declared.add(f"declare {t} @{name}({t}, {t}, {t})")
+            return self.line(f"call {t} @{name}({operands})", d)
         if e.op == "var":
             assert e.attr[0] == LANE, f"variable {e} has no value in {self.kernel.name}"
             return self.steps() if vec else "0"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from tinyedge.dtype import INT8, INT32, UINT8
 from tinyedge.graph import Node
 from tinyedge.shape import Dim, Shape, dim, upper
 
@@ -139,8 +140,10 @@ def interleaved(index: Expr, v: Expr, lanes: int) -> int:
 class Scheduler:
     """Schedules one kernel for vectors of `width` bytes; see the module's page."""
 
-    def __init__(self, spec: Spec, width: int, choice: Choice | None = None) -> None:
-        self.spec, self.width, self.choice = spec, width, choice
+    def __init__(self, spec: Spec, width: int, choice: Choice | None = None, dots: bool = False
+                 ) -> None:
+        self.spec, self.width, self.choice, self.dots = spec, width, choice, dots
+        self.quad = -1
         self.lower = spec.lower
         self.heavy = spec.lower.heavy
         self.bits = max(spec.root.dtype.bits, *(
@@ -176,7 +179,7 @@ class Scheduler:
         h, pack = self.heavy, self.spec.pack is not None
         fold = (*self.lower.fold(), self.over_extents) if h is not None else ()
         weights = (h.inputs[1].shape, h["maps"][1]) if h is not None and pack else ()
-        return f"{self.width} {self.spec.domain} {self.axes} {fold} {weights}\n" \
+        return f"{self.width} {self.dots} {self.spec.domain} {self.axes} {fold} {weights}\n" \
             f"{dump(self.exprs)}"
 
     def kernel(self) -> Kernel:
@@ -184,7 +187,25 @@ class Scheduler:
         self.choose_lane()
         if self.heavy is not None:
             self.join_axes()
+            self.quad = self.find_quad()
         return self.build()
+
+    def find_quad(self) -> int:
+        """The reduction index, if any, of which four neighbours are multiplied and added at once:
+        of 8-bit operands, neighbours in memory in the first, and to be packed so in the second."""
+        h = self.heavy
+        if not self.dots or h is None or h.op != "contract" or self.spec.pack is None or \
+                self.lane_axis < 0 or (h.inputs[0].dtype, h.inputs[1].dtype) != (UINT8, INT8):
+            return -1
+        rank = len(self.spec.domain)
+        single = {terms[0][0] for _, terms in h["maps"][1] if len(terms) == 1}
+        data = [x for x in self.body_loads if x.attr != self.constant_operand()]
+        if len(data) != 1 or len(data[0].args) != 1 or self.lane_axis not in single or \
+                self.plain[self.lane_axis] in data[0].args[0].vars:
+            return -1
+        return next((i for i, (v, n) in enumerate(zip(self.plain_over, self.over_extents))
+                     if v.op == "var" and isinstance(n, int) and n % 4 == 0 and
+                     rank + i in single and coefficient(data[0].args[0], v) == 1), -1)
 
     def choices(self) -> list[Choice]:
         """Schedules that are worth a measurement, the cost model's own first; instead of `kernel`.
@@ -461,6 +482,8 @@ class Scheduler:
         for a in accs:
             body.append(Set(a, start))
         extents = list(self.over_extents)
+        if self.quad >= 0:
+            extents[self.quad] = upper(extents[self.quad]) // 4
         sequence = self.reduction_order()
         unrolled: list[int] = []
         if not along and all(isinstance(d, int) for d in extents):
@@ -475,18 +498,27 @@ class Scheduler:
                 unrolled.append(i)
 
         def emit(over: list[Expr], into: list[Expr]) -> list[Stmt]:
+            if self.quad >= 0:
+                over = [o * 4 if i == self.quad else o for i, o in enumerate(over)]
             e = self.lower.body(where, tuple(over))
+            if self.quad >= 0:
+                x, w = sorted(_loads(e, {}), key=lambda n: n.attr == self.constant_operand())
+                e = make("dot4", (reg("sum", INT32, vector), make("load4", x.args, x.attr, INT32),
+                                  make("load4", w.args, w.attr, INT32)), None, INT32)
             if along:
                 r = over[self.lane_over]
                 inside = ge0(lift(extents[self.lane_over]) - 1 - r)
                 if inside is not TRUE:
                     e = op("where", inside, e, start)
             out: list[Stmt] = []
-            names = [v for v in over if v.op == "var" and v.attr[0].startswith("u")]
+            names = [v for o in over for v in o.vars if v.op == "var" and
+                     v.attr[0].startswith("u")]
             for combo in product(*(range(v.hi + 1) for v in names)):
                 inner = {v: const(c) for v, c in zip(names, combo)}
                 for a, env in zip(into, envs):
-                    out.append(Set(a, combine(kind, a, substitute(e, {**env, **inner}))))
+                    one = substitute(e, {**env, **inner})
+                    out.append(Set(a, combine(kind, a, one) if self.quad < 0 else
+                                   make("dot4", (a, *one.args[1:]), None, INT32)))
             return out
 
         over: list[Expr] = [const(0)] * len(extents)
@@ -583,7 +615,8 @@ class Scheduler:
             if self.lane_axis >= 0 and whole > step:
                 block = (lane_dim, step)
         self.spec.pack(Layout(
-            w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block))
+            w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block,
+            quad=where[rank + self.quad] if self.quad >= 0 else None))
 
     # elementwise kernels
 
