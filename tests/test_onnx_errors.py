@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tinyedge
 from tests.cases import Const, cases, floats, k, model, row, scalar
 from tinyedge.errors import InputError, ModelError, ShapeError, TinyedgeError, UnsupportedError
 from tinyedge.graph import walk
@@ -199,6 +200,24 @@ def test_invalid_models_are_refused() -> None:
         load(small([helper.make_node("Relu", ["nothing"], ["y"])]))
     with pytest.raises(ModelError, match="is not valid ONNX: .*alphabet"):
         load(small([helper.make_node("Relu", ["x"], ["y"], alphabet=1)]))
+
+
+def test_an_empty_axis_has_no_largest_element() -> None:
+    graph = helper.make_graph([helper.make_node("ArgMax", ["x"], ["y"], "best", axis=0)], "g",
+                              [tensor("x", [0, 3])],
+                              [helper.make_tensor_value_info("y", TensorProto.INT64, [1, 3])])
+    with pytest.raises(ShapeError, match=r"node 'best' \(ArgMax.* is empty"):
+        load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+def test_models_are_taken_in_every_form(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(GOOD, path)
+    plans = [tinyedge.compile(m) for m in (path, str(path), path.read_bytes(), GOOD)]
+    assert len({(p.steps, bytes(p.code)) for p in plans}) == 1
+    assert all(len(p.provenance["sha256"]) == 64 for p in plans)
+    with pytest.raises(InputError, match="a model is a path, bytes or a ModelProto, not dict"):
+        tinyedge.compile({})  # type: ignore[arg-type]
 
 
 def test_shapes_that_do_not_fit_name_the_node() -> None:

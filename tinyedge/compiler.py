@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,6 +63,9 @@ from .schedule import (
     form,
 )
 from .shape import upper
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 Progress = Callable[[str, int, int], None]
 """progress(stage, done, of)"""
@@ -896,29 +899,33 @@ def compile_graph(
 
 
 def compile(
-    model: str | os.PathLike[str] | Graph, target: str = "cpu", *,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph, target: str = "cpu", *,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     states: Mapping[str, str] | None = None,
     progress: Progress | None = None, cache: bool = True, tune: float = 0, float16: bool = False,
 ) -> Plan:
-    """Compiles an ONNX file (or a Graph) to a plan; `plan.save(path)` writes it.
+    """Compiles an ONNX model to a plan; `plan.save(path)` writes it.
 
-    dims: named dimension -> size, or (lowest, highest) to keep it open. shapes: input -> all its
-    dimensions. states: output -> the input that receives it on the next run. tune,
-    float16: see `compile_graph`. Raises ModelError, UnsupportedError and ShapeError as the importer
-    and `compile_graph` do.
+    model: a file's path, a file's bytes, a ModelProto, or a Graph. dims: named dimension -> size,
+    or (lowest, highest) to keep it open. shapes: input -> all its dimensions. states: output -> the
+    input that receives it on the next run. tune, float16: see `compile_graph`. Raises ModelError,
+    UnsupportedError and ShapeError as the importer and `compile_graph` do, InputError for what is
+    no model.
     """
     if isinstance(model, Graph):
         return compile_graph(model, target, progress=progress, cache=cache, tune=tune,
                              float16=float16)
     from . import onnx
 
-    path = Path(model)
-    loaded = onnx.load(path, dims=dims or {}, shapes=shapes or {}, states=states or {})
+    loaded = onnx.load(model, dims=dims or {}, shapes=shapes or {}, states=states or {})
+    if isinstance(model, str | os.PathLike):
+        name, data = Path(model).name, Path(model).read_bytes()
+    else:
+        name, data = loaded.name, model if isinstance(model, bytes) else model.SerializeToString()
     provenance = {
-        "model": path.name,
-        "sha256": sha256(path.read_bytes()).hexdigest(),
+        "model": name,
+        "sha256": sha256(data).hexdigest(),
         "options": {
             "target": target, "dims": {k: str(v) for k, v in (dims or {}).items()},
             "shapes": {k: tuple(v) for k, v in (shapes or {}).items()},

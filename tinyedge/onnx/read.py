@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import numpy_helper
 
-from ..errors import ModelError, UnsupportedError
+from ..errors import InputError, ModelError, UnsupportedError
 
 Source = str | os.PathLike[str] | bytes | onnx.ModelProto
 Array = npt.NDArray[Any]
@@ -28,6 +28,8 @@ def read(source: Source) -> tuple[onnx.ModelProto, Path | None]:
     if isinstance(source, onnx.ModelProto):
         _check(source, "the model")
         return source, None
+    if not isinstance(source, bytes | str | os.PathLike):
+        raise InputError(f"a model is a path, bytes or a ModelProto, not {type(source).__name__}")
     if isinstance(source, bytes):
         what, data, path = "the model", source, None
     else:

@@ -10,7 +10,7 @@ import numpy as np
 from .. import graph as g
 from ..dtype import FLOAT16, FLOAT32, DType
 from ..graph import Node
-from ..shape import Dim, is_static, size
+from ..shape import Dim, is_static, same, size
 from .registry import Context, extent, op
 
 AXES = (1, 11, 13, 18)
@@ -134,6 +134,8 @@ def argbest(x: Node, axis: int, largest: bool, last: bool = False) -> Node:
 def argreduce(largest: bool) -> Callable[..., Node]:
     def apply(c: Context, x: Node) -> Node:
         axis = g.normal_axis(c.attr("axis"), x.rank)
+        if same(x.shape[axis], 0):
+            c.misfit(f"axis {axis} of the input {x.shape} is empty, so there is no such element")
         out = argbest(x, axis, largest, bool(c.attr("select_last_index", 0)))
         if c.attr("keepdims"):
             return out
