@@ -209,6 +209,11 @@ class Renderer:
                 c, a[0] = "i1", self.emit(x)
             return self.line(f"select {c} {a[0]}, {t} {a[1]}, {t} {a[2]}", d)
         if e.op == "cast":
+            if x.dtype.is_float and e.dtype.is_int and e.dtype.bits < 32 and _within(x, e.dtype):
+                # in range already: through int32, which every processor converts to in one step
+                one = self.type_of(INT32, vec)
+                a[0] = self.line(f"fptosi {self.type_of(x.dtype, vec)} {a[0]} to {one}", d)
+                return self.line(f"trunc {one} {a[0]} to {t}", d)
             return self.cast(a[0], x.dtype, e.dtype, d, vec)
         if e.op == "bitcast":
             if BOOL in (x.dtype, e.dtype):  # one bit in a register, eight in memory
@@ -712,6 +717,21 @@ def _assigned(body: tuple[Stmt, ...]) -> set[Expr]:
         elif isinstance(s, For):
             out |= _assigned(s.body)
     return out
+
+
+def _within(x: Expr, kind: DType) -> bool:
+    """Whether constant bounds keep a value in the range of an integer type."""
+    low, high = float("-inf"), float("inf")
+    while x.op in ("min", "max"):
+        bound = next((a for a in x.args if a.op == "const"), None)
+        if bound is None:
+            return False
+        if x.op == "min":
+            high = min(high, value_of(bound))
+        else:
+            low = max(low, value_of(bound))
+        x = next(a for a in x.args if a is not bound)
+    return low >= kind.limits[0] and high <= kind.limits[1]
 
 
 def _loaded(body: tuple[Stmt, ...], out: set[int], seen: set[Expr]) -> None:
