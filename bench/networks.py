@@ -194,3 +194,38 @@ NETWORKS = {
     "driving": _spec("driving", driving, img=(1, 12, 128, 256), big_img=(1, 12, 128, 256)),
 }
 """Like `tests.models.MODELS`: name -> how the file and its inputs are made."""
+
+
+def _quantised(name: str, kind: str, cache: Path) -> Path:
+    """A network quantised by onnxruntime's tool: 8 bits, weights by channel, QDQ form."""
+    path = cache / f"{name}-{kind}-{zlib.crc32(Path(__file__).read_bytes()):08x}.onnx"
+    source = NETWORKS[name].obtain(cache)
+    with locked(cache):
+        if not path.exists():
+            from onnxruntime.quantization import (
+                CalibrationDataReader,
+                QuantFormat,
+                QuantType,
+                quantize_static,
+            )
+
+            class Calibration(CalibrationDataReader):  # type: ignore[misc]
+                def __init__(self) -> None:
+                    self.runs = (NETWORKS[name].make(np.random.default_rng(i)) for i in range(3))
+
+                def get_next(self) -> dict[str, Array] | None:
+                    return next(self.runs, None)
+
+            part = path.with_suffix(".part")
+            quantize_static(
+                str(source), str(part), Calibration(), quant_format=QuantFormat.QDQ,
+                activation_type=QuantType[kind], weight_type=QuantType.QInt8, per_channel=True)
+            part.rename(path)
+    return path
+
+
+QUANTISED = {
+    f"{name} {kind}": Spec(partial(_quantised, name, kind), NETWORKS[name].make)
+    for name in ("resnet18", "mobilenetv2") for kind in ("QUInt8", "QInt8")
+}
+"""The same for quantised forms, by the type of their activations."""
