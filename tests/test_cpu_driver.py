@@ -250,7 +250,7 @@ def test_closing_does_not_wait_for_ever(plan: Plan, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_thread_that_does_not_finish(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "PATIENCE", 1000)
+    monkeypatch.setattr(cpu, "PATIENCE", 20)
     executable, addresses, arrays = bound(plan, 2)
     executable(addresses, ())
     # as if the other thread still held a piece of one more launch

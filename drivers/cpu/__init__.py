@@ -42,8 +42,8 @@ from . import features
 SPINS = 10000
 """Turns for which an idle thread looks for work before it sleeps: some 200 microseconds."""
 
-PATIENCE = 200_000_000
-"""Turns of giving way, at least some ten seconds, for which a run waits for another thread."""
+PATIENCE = 10_000
+"""Naps of 2 milliseconds without any headway after which a run gives another thread up."""
 
 SMALL = 30000
 """Operations and bytes of a launch that one thread does sooner (in a microsecond) than several
@@ -301,7 +301,7 @@ class CpuExecutable:
         """
         self._open()
         self.process, self.lock, self.workers = os.getpid(), Lock(), []
-        for offset in (x.CLAIM, x.HEAD, x.TAIL, x.SLEEPERS, x.STOP):
+        for offset in (x.CLAIM, x.HEAD, x.TAIL, x.SLEEPERS, x.STOP, x.WAITING):
             self._set(offset, 0)
         self._set(x.THREADS, self.threads)
         for number in range(1, self.threads):

@@ -22,8 +22,8 @@ SUBMIT, WORKER, STOP_ENTRY = (f"tinyedge_{name}_{VERSION}" for name in ("submit"
 # The context: byte offsets. What threads write stands on cache lines of its own.
 BASES, SYMBOLS, COMMANDS, THREADS, SYMBOL_COUNT = 0, 8, 16, 24, 32
 SYSCALL, CLOCK, TIMES, SPIN, PATIENCE = 40, 48, 56, 64, 72
-STOP, CLAIM, SLEEPERS, GENERATION, HEAD, TAIL = 128, 192, 256, 320, 384, 392
-SLOTS = 448
+STOP, CLAIM, SLEEPERS, GENERATION, HEAD, TAIL, WAITING = 128, 192, 256, 320, 384, 392, 448
+SLOTS = 512
 
 # A slot: byte offsets. Slot RING is the caller's own, for launches that it does not share.
 DONE, SLOT_FUNCTION, UNITS, PIECES, SLOT_SCALARS, SLOT_BUFFERS = 0, 64, 72, 80, 128, 256
@@ -47,12 +47,15 @@ END, LAUNCH, COPY, JUMP, BRANCH_IF_ZERO, SET_ZERO, INCREMENT, BRANCH_IF_DONE, MO
 MAX_SYMBOLS = 64
 COPY_PIECE = 16384
 """Bytes of a copy that one thread moves at a time."""
-YIELD_AFTER = 2000
-"""Turns of a waiting loop (about 50 microseconds) before it gives the processor away."""
+AWAKE = 2000
+"""Turns (about 50 microseconds) for which the caller looks whether the others are done before it
+sleeps."""
+NAP_NS = 2_000_000
+"""Nanoseconds that it sleeps at most at a time."""
 
 # Linux system call numbers (arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/
 # unistd.h) and <linux/futex.h>
-CALLS = {"x86-64": {"futex": 202, "yield": 24}, "aarch64": {"futex": 98, "yield": 124}}
+CALLS = {"x86-64": {"futex": 202}, "aarch64": {"futex": 98}}
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
 
 PAUSE = {
@@ -81,18 +84,6 @@ def executor_ir(arch: str) -> str:
     calls = CALLS[arch]
     return f"""
 {declare}
-
-define internal void @give_way(ptr %ctx, i64 %turns) nounwind {{
-  {pause}
-  %long = icmp ugt i64 %turns, {YIELD_AFTER}
-  br i1 %long, label %yield, label %done
-yield:
-{_field("call", SYSCALL, "ptr")}
-  %r = call i64 (i64, ...) %call(i64 {calls["yield"]})
-  br label %done
-done:
-  ret void
-}}
 
 define internal void @forward(ptr %to, ptr %from, i64 %bytes) nounwind {{
 entry:
@@ -233,16 +224,32 @@ do:
   %begin = udiv i64 %p0, %units
   %stop = udiv i64 %p1, %units
   call void @pieces(ptr %slot, i64 %begin, i64 %stop)
-  %old = atomicrmw add ptr %slot, i64 %count release
+  %old = atomicrmw add ptr %slot, i64 %count seq_cst
+{_at("waiting.p", WAITING)}
+  %waits = load atomic i64, ptr %waiting.p seq_cst, align 8
+  %asleep = icmp ne i64 %waits, 0
+  br i1 %asleep, label %wake, label %took
+wake:
+{_field("call", SYSCALL, "ptr")}
+  %r = call i64 (i64, ...) %call(i64 {calls["futex"]}, ptr %slot, i32 {FUTEX_WAKE_PRIVATE},
+    i32 1, ptr null, ptr null, i32 0)
+  br label %took
+took:
   ret i1 true
 none:
   ret i1 false
 }}
 
-; waits until every launch is done; true if a thread takes too long
+; waits until every launch is done, awake for a while and then asleep, so that a thread that the
+; system has put aside gets this one's processor; true if a thread makes no headway for too long
 define internal i1 @settle(ptr %ctx) nounwind noinline {{
 entry:
+  %timeout = alloca [2 x i64], align 8
 {_field("head", HEAD)}{_field("tail", TAIL)}{_field("patience", PATIENCE)}
+{_field("call", SYSCALL, "ptr")}{_at("waiting", WAITING)}
+  store i64 0, ptr %timeout, align 8
+  %ns = getelementptr i64, ptr %timeout, i64 1
+  store i64 {NAP_NS}, ptr %ns, align 8
   br label %next
 next:
   %t = phi i64 [ %tail, %entry ], [ %t1, %done ]
@@ -255,17 +262,36 @@ open:
 {_field("units", UNITS, base="slot")}
   br label %look
 look:
-  %n = phi i64 [ 0, %open ], [ %n1, %patient ]
+  %n = phi i64 [ 0, %open ], [ %n1, %awake ]
   %d = load atomic i64, ptr %slot acquire, align 8
   %all = icmp eq i64 %d, %units
-  br i1 %all, label %done, label %again
-again:
+  br i1 %all, label %done, label %awake
+awake:
+  {pause}
   %n1 = add i64 %n, 1
-  %late = icmp ugt i64 %n1, %patience
-  br i1 %late, label %lost, label %patient
-patient:
-  call void @give_way(ptr %ctx, i64 %n)
-  br label %look
+  %tired = icmp ugt i64 %n1, {AWAKE}
+  br i1 %tired, label %nap, label %look
+nap:
+  %naps = phi i64 [ 0, %awake ], [ %naps2, %slept ]
+  %before = phi i64 [ %d, %awake ], [ %seen, %slept ]
+  store atomic i64 1, ptr %waiting seq_cst, align 8
+  %seen = load atomic i64, ptr %slot seq_cst, align 8
+  %ready = icmp eq i64 %seen, %units
+  br i1 %ready, label %up, label %sleep
+sleep:
+  %low = trunc i64 %seen to i32
+  %r = call i64 (i64, ...) %call(i64 {calls["futex"]}, ptr %slot, i32 {FUTEX_WAIT_PRIVATE},
+    i32 %low, ptr %timeout, ptr null, i32 0)
+  %moved = icmp ne i64 %seen, %before
+  %naps1 = add i64 %naps, 1
+  %naps2 = select i1 %moved, i64 0, i64 %naps1
+  %late = icmp ugt i64 %naps2, %patience
+  br i1 %late, label %lost, label %slept
+slept:
+  br label %nap
+up:
+  store atomic i64 0, ptr %waiting monotonic, align 8
+  br label %done
 done:
   br label %next
 out:
