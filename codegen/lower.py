@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tinyedge.dtype import BOOL, FLOAT16, FLOAT32, INT64, DType
+from tinyedge.dtype import BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, DType
 from tinyedge.errors import UnsupportedError
 from tinyedge.graph import ELEMENTWISE, Node
 from tinyedge.shape import Dim, Shape, same
@@ -336,9 +336,18 @@ def elementwise(name: str, args: Sequence[Expr]) -> Expr:
 
 
 def float_mod(a: Expr, b: Expr) -> Expr:
-    """a - floor(a / b) * b, and what its limit is where b is infinite."""
-    infinite, zero = const(float("inf"), a.dtype), const(0, a.dtype)
+    """a - floor(a / b) * b, and what its limit is where b is infinite.
+
+    Done in float64, in which a quotient of narrower floats keeps all its places but the rarest.
+    """
+    kind = a.dtype
+    if kind is not FLOAT64:
+        return op("cast", float_mod(widen(a, FLOAT64), widen(b, FLOAT64)), dtype=kind)
+    infinite, zero = const(float("inf"), kind), const(0, kind)
     r = op("sub", a, op("mul", op("floor", op("div", a, b)), b))
+    # a quotient that was rounded up to a whole number leaves a remainder below zero
+    r = op("where", op("lt", op("mul", r, b), zero),
+           op("add", r, b), r)
     against = op("and", op("ne", a, zero), op("ne", op("lt", a, zero), op("lt", b, zero)))
     edge = op("and", op("eq", op("abs", b), infinite), op("lt", op("abs", a), infinite))
     return op("where", edge, op("where", against, b, a), r)

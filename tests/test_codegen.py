@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tinyedge
 from tests.compiled import check
 from tinyedge import graph as g
+from tinyedge.compiler import compile_graph
 from tinyedge.dtype import BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, UINT8, DType
 from tinyedge.graph import Graph, Node
 from tinyedge.plan import Copy
@@ -283,3 +285,36 @@ def test_a_static_mean_over_an_open_dimension_is_not_folded() -> None:
     ones = g.add(g.full(x.shape, 1, FLOAT32), g.full(x.shape, 2, FLOAT32))
     y = g.reduce("sum", ones, [0])
     check(Graph({"x": x}, {"y": y}), {"x": normal(3, 4)})
+
+
+@pytest.mark.parametrize("length", [400, 2500])
+def test_long_chains_are_cut(length: int) -> None:
+    x = x_of(7)
+    y = x
+    for i in range(length):
+        y = (g.sin, relu, g.tanh)[i % 3](y)
+    plan = check(Graph({"x": x}, {"y": y}), {"x": normal(7)})
+    assert len(plan.kernels) < length / 10
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_remainders_of_large_quotients(kind: str) -> None:
+    from tinyedge.dtype import dtype_of
+
+    a = np.array([300, 1e4, 6e4, -6e4, 7, -7, 5.5, 1, -1, 3e4], kind)
+    b = np.array([0.948, 3, 0.7, 0.3, -3, 3, -2.2, np.inf, np.inf, 0.0625], kind)
+    if kind != "float16":
+        a, b = np.append(a, [1e10, -1e9]).astype(kind), np.append(b, [3, 0.7]).astype(kind)
+    x, y = (g.placeholder(n, a.shape, dtype_of(kind)) for n in "ab")
+    with tinyedge.load(compile_graph(Graph({"a": x, "b": y}, {"r": g.mod(x, y)}))) as run:
+        got = run(a=a, b=b)["r"].astype(np.float64)
+    want = np.mod(a.astype(np.longdouble), b.astype(np.longdouble)).astype(np.float64)
+    np.testing.assert_allclose(got, want, atol=2e-3 if kind == "float16" else 1e-5)
+
+
+def test_products_of_nothing_are_scaled() -> None:
+    x = x_of(0, 4)
+    outs = {"wide": g.mul(matmul(x, weights(4, 3)), weights(1, 3)),
+            "none": g.mul(matmul(x, g.const(np.zeros((4, 0), np.float32))),
+                          g.const(np.zeros((1, 0), np.float32)))}
+    check(Graph({"x": x}, outs), {"x": np.zeros((0, 4), np.float32)})

@@ -27,6 +27,9 @@ from .shape import Dim, Shape, same, size, upper
 MOST_LEAVES = 20
 """Values with memory that one kernel may read; devices bind a limited number."""
 
+DEEPEST = 150
+"""Operations in a row that one kernel does, some of them many; a longer chain is cut by memory."""
+
 EXPENSIVE = frozenset("exp log sin cos tanh erf pow div mod sqrt".split())
 LEAVES = frozenset(("input", "const", "result", "scatter"))
 
@@ -301,8 +304,13 @@ class _Former:
                 if total >= 1024 and any(self._root_below(i) in self.memory for i in n.inputs):
                     self.memory.add(n)
         cost: dict[Node, int] = {}
+        depth: dict[Node, int] = {}
         leaves: dict[Node, frozenset[Node]] = {}
         for n in self.nodes:
+            inner = [i for i in n.inputs if i not in self.memory]
+            depth[n] = max((depth[i] for i in inner), default=0) + (12 if n.op in EXPENSIVE else 1)
+            if depth[n] > DEEPEST and n.op in ELEMENTWISE:
+                self.memory.add(n)
             def weigh(n: Node) -> None:
                 cost[n] = sum(cost[i] for i in dict.fromkeys(n.inputs) if i not in self.memory)
                 cost[n] += 8 if n.op in EXPENSIVE else 0 if n.op in VIEWS else 1

@@ -32,19 +32,32 @@ class Unknown(Exception):
 
 def know(n: Node, memo: dict[Node, Known | None]) -> Known | None:
     """The value of an integer or boolean tensor of few elements, or None."""
-    if n in memo:
-        return memo[n]
-    value: Known | None = None
-    shape = static(n.shape) if is_static(n.shape) else None
-    if shape is not None and prod(shape) <= LARGEST:
-        rule = RULES.get(n.op)
-        try:
-            if rule is not None:
-                value = np.asarray(rule(n, lambda x: _operand(x, memo)), object).reshape(shape)
-        except Unknown:
-            value = None
-    memo[n] = value
-    return value
+    stack = [n]
+    while stack:  # not by recursion: a model's chains may be long
+        x = stack[-1]
+        waiting = [i for i in x.inputs if i not in memo and _small(i)] \
+            if x not in memo and _small(x) else []
+        if waiting:
+            stack += waiting
+            continue
+        stack.pop()
+        if x not in memo:
+            memo[x] = _value(x, memo)
+    return memo[n]
+
+
+def _small(n: Node) -> bool:
+    return n.op in RULES and is_static(n.shape) and prod(static(n.shape)) <= LARGEST
+
+
+def _value(n: Node, memo: dict[Node, Known | None]) -> Known | None:
+    if not _small(n):
+        return None
+    try:
+        found = RULES[n.op](n, lambda x: _operand(x, memo))
+        return np.asarray(found, object).reshape(static(n.shape))
+    except Unknown:
+        return None
 
 
 def _operand(x: Node, memo: dict[Node, Known | None]) -> Known:

@@ -122,7 +122,7 @@ class _Absorb:
     def scaled(self, y: Node, s: Array) -> Node | None:
         """y * s without a multiplication, where y comes from a contraction that nothing else needs.
         """
-        if y not in self.single:
+        if y not in self.single or 0 in y.shape or 0 in s.shape:
             return None
         if y.op == "reshape":
             shape = regroup(_kept(s, y.shape), y.shape, y.inputs[0].shape)
