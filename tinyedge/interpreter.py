@@ -259,6 +259,9 @@ def _product(a: Array, b: Array, rank: int, extents: tuple[int, ...]) -> Array:
                  x.shape[len(both) + len(rows):]]
         return x.reshape([math.prod(s) for s in sizes])
 
+    if 0 in a.shape or 0 in b.shape:
+        return np.zeros([max(p, q) if p and q else 0 for p, q in zip(a.shape[:rank], b.shape)],
+                        a.dtype)
     out: Array = np.matmul(matrix(a, left, over), matrix(b, over, right))
     order = [*both, *left, *right]
     out = out.reshape([max(a.shape[i], b.shape[i]) for i in order] + [1] * (rank - len(order)))

@@ -198,17 +198,28 @@ def cosh(x: Node) -> Node:
     return scaled(g.add(g.exp(x), g.exp(g.neg(x))), 0.5)
 
 
+LARGE = 1e8
+"""From here on a square hides the 1 beside it, in float64 too."""
+
+
 def asinh(x: Node) -> Node:
     size = g.abs_(x)
     # log1p(y) as log(u) * y / (u - 1), u = 1 + y, which has no cancellation
     square = g.mul(size, size)
     y = g.add(size, g.div(square, plus(g.sqrt(plus(square, 1)), 1)))
-    out = log1p(y)
+    out = g.where(g.lt(g.like(x, LARGE), size), plus(g.log(size), math.log(2)), log1p(y))
     return g.where(negative(x), g.neg(out), out)
 
 
 def acosh(x: Node) -> Node:
-    return g.log(g.add(x, g.sqrt(g.mul(plus(x, -1), plus(x, 1)))))
+    out = g.log(g.add(x, g.sqrt(g.mul(plus(x, -1), plus(x, 1)))))
+    out = g.where(g.lt(g.like(x, LARGE), x), plus(g.log(x), math.log(2)), out)
+    return g.where(g.lt(x, g.like(x, 1)), g.like(x, math.nan), out)
+
+
+def wide(f: Unary) -> Unary:
+    """f in float64, for functions whose parts leave the range of a narrower type."""
+    return lambda x: g.cast(f(g.cast(x, FLOAT64)), x.dtype)
 
 
 def atanh(x: Node) -> Node:
@@ -230,8 +241,9 @@ UNARIES: tuple[tuple[str, tuple[int, ...], Unary], ...] = (
     ("Log", (1, 6, 13), g.log), ("Sqrt", (1, 6, 13), g.sqrt), ("Sin", (7, 22), g.sin),
     ("Cos", (7, 22), g.cos), ("Tan", (7, 22), lambda x: g.div(g.sin(x), g.cos(x))),
     ("Asin", (7, 22), asin), ("Acos", (7, 22), acos), ("Atan", (7, 22), atan),
-    ("Sinh", (9, 22), sinh), ("Cosh", (9, 22), cosh), ("Tanh", (1, 6, 13), g.tanh),
-    ("Asinh", (9, 22), asinh), ("Acosh", (9, 22), acosh), ("Atanh", (9, 22), atanh),
+    ("Sinh", (9, 22), wide(sinh)), ("Cosh", (9, 22), wide(cosh)), ("Tanh", (1, 6, 13), g.tanh),
+    ("Asinh", (9, 22), wide(asinh)), ("Acosh", (9, 22), wide(acosh)),
+    ("Atanh", (9, 22), wide(atanh)),
     ("Erf", (9, 13), g.erf), ("Floor", (1, 6, 13), g.floor), ("Ceil", (1, 6, 13), g.ceil),
     ("Round", (11, 22), g.round_), ("Sign", (9, 13), sign), ("Not", (1,), g.not_),
     ("BitwiseNot", (18,), g.not_), ("IsNaN", (9, 13, 20), g.isnan),
