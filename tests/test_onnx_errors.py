@@ -330,3 +330,39 @@ def test_nodes_keep_their_source() -> None:
 def test_constants_are_worked_out_while_importing() -> None:
     case = row("Slice", floats(4, 6), k(1), k(3), k(0), scalar(1), name="folded")
     assert [n.op for n in load(case.model).nodes()] == ["input", "slice"]
+
+
+def test_two_outputs_cannot_feed_one_state() -> None:
+    proto = row("Add", floats(3), floats(3)).model
+    out = proto.graph.output[0].name
+    proto.graph.node.append(helper.make_node("Neg", [out], ["other"]))
+    proto.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [3]))
+    with pytest.raises(InputError, match="two outputs feed that input"):
+        load(proto, states={out: "i0", "other": "i0"})
+
+
+def test_sizes_may_be_any_whole_number() -> None:
+    proto = small([helper.make_node("Relu", ["x"], ["y"])])
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    assert load(proto, dims={"N": np.int64(2)}).inputs["x"].shape[0] == 2  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="neither a size nor"):
+        load(proto, dims={"N": 2.5})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("operator, attributes", [
+    ("LpNormalization", {}), ("MeanVarianceNormalization", {}), ("ReduceL2", {}),
+    ("GlobalLpPool", {}), ("LRN", {"size": 3}),
+])
+def test_float16_is_squared_in_float32(operator: str, attributes: dict[str, Any]) -> None:
+    x = (np.random.default_rng(0).standard_normal((2, 3, 4, 4)) * 300).astype(np.float16)
+    node = helper.make_node(operator, ["x"], ["y"], **attributes)
+    graph = helper.make_graph([node], "g", [tensor("x", x.shape, TensorProto.FLOAT16)],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    got = interpret(load(proto), {"x": x})["y"]
+    wide = helper.make_graph([node], "g", [tensor("x", x.shape)],
+                             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    proto = helper.make_model(wide, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    want = interpret(load(proto), {"x": x.astype(np.float32)})["y"]
+    assert got.dtype == np.float16 and np.abs(want).max() > 0
+    np.testing.assert_allclose(got, want, rtol=2e-3)

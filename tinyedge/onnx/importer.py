@@ -5,6 +5,7 @@ What an operator means is in the modules beside this one; how they are found is 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -191,6 +192,9 @@ class Importer:
                 outputs[o.name] = value
             elif not isinstance(value, Missing):
                 raise UnsupportedError(f"output '{o.name}' is a sequence; only tensors are given")
+        twice = [v for v in states.values() if list(states.values()).count(v) > 1]
+        if twice:
+            raise InputError(f"state ...={twice[0]}: two outputs feed that input; leave one out")
         missing = [k for k, v in states.items() if k not in outputs or v not in inputs]
         if missing:
             raise InputError(
@@ -499,7 +503,11 @@ def _dims(i: onnx.ValueInfoProto) -> Sequence[Any] | None:
 
 
 def _dimension(name: str, value: Bound, flag: str) -> Dim:
-    low, high = value if isinstance(value, tuple) else (value, value)
+    given = value if isinstance(value, tuple) else (value, value)
+    try:
+        low, high = map(operator.index, given)
+    except (TypeError, ValueError):
+        raise InputError(f"{flag}: {value!r} is neither a size nor (lowest, highest)") from None
     if low < 0 or high < low:
         raise InputError(f"{flag}: {low}..{high} is not a range of sizes")
     return low if low == high else symbol(name, low, high)

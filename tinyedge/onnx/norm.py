@@ -12,7 +12,7 @@ from ..shape import Dim
 from .conv import channels
 from .elementwise import plus, power
 from .reduce import mean
-from .registry import Context, op
+from .registry import Context, in_float32, op
 
 
 def inverse_deviation(variance: Node, epsilon: float) -> Node:
@@ -45,6 +45,7 @@ def batch_normalization(
 
 
 @op("InstanceNormalization", 1, 6, 22)
+@in_float32
 def instance_normalization(c: Context, x: Node, scale: Node, bias: Node) -> Node:
     out, _, _ = standardize(x, range(2, x.rank), c.attr("epsilon"))
     return g.add(g.mul(out, channels(scale, x.rank)), channels(bias, x.rank))
@@ -69,6 +70,7 @@ def rms_normalization(c: Context, x: Node, scale: Node) -> Node:
 
 
 @op("GroupNormalization", 18, 21)
+@in_float32
 def group_normalization(c: Context, x: Node, scale: Node, bias: Node) -> Node:
     groups, n = c.attr("num_groups"), x.shape[1]
     if not isinstance(n, int) or n % groups:
@@ -88,6 +90,7 @@ def group_normalization(c: Context, x: Node, scale: Node, bias: Node) -> Node:
 
 
 @op("MeanVarianceNormalization", 9, 13)
+@in_float32
 def mean_variance_normalization(c: Context, x: Node) -> Node:
     axes = c.attr("axes") or [0, 2, 3]
     centred = g.sub(x, mean(x, axes))
@@ -96,6 +99,7 @@ def mean_variance_normalization(c: Context, x: Node) -> Node:
 
 
 @op("LpNormalization", 1, 22)
+@in_float32
 def lp_normalization(c: Context, x: Node) -> Node:
     p, axis = c.attr("p"), c.attr("axis")
     total = power(g.reduce("sum", power(g.abs_(x), p), [axis]), 1 / p)

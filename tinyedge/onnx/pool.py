@@ -14,7 +14,7 @@ from ..shape import Dim, is_static, static
 from .conv import Window, pad_last, window
 from .elementwise import power
 from .reduce import lowest, mean
-from .registry import Context, op
+from .registry import Context, in_float32, op
 
 
 def sum_windows(x: Node, win: Window, weight: float = 1) -> Node:
@@ -109,6 +109,7 @@ def _counts(x: Node, win: Window, whole: bool) -> Node:
 
 
 @op("LpPool", 1, 2, 11, 18, 22)
+@in_float32
 def lp_pool(c: Context, x: Node) -> Node:
     p = c.attr("p", 2)
     win = window(c, x.shape[2:], c.attr("kernel_shape"), bool(c.attr("ceil_mode", 0)))
@@ -127,6 +128,7 @@ def global_max_pool(c: Context, x: Node) -> Node:
 
 
 @op("GlobalLpPool", 1, 2, 22)
+@in_float32
 def global_lp_pool(c: Context, x: Node) -> Node:
     p = c.attr("p", 2)
     return power(g.reduce("sum", power(g.abs_(x), p), range(2, x.rank)), 1 / p)
@@ -157,6 +159,7 @@ def max_unpool(c: Context, x: Node, places: Node, shape: Node | None = None) -> 
 
 
 @op("LRN", 1, 13)
+@in_float32
 def lrn(c: Context, x: Node) -> Node:
     size, bias = c.attr("size"), c.attr("bias")
     alpha, beta = c.attr("alpha"), c.attr("beta")

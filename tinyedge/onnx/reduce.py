@@ -69,6 +69,15 @@ def as_float(f: Callable[[Node], Node]) -> Callable[[Node], Node]:
     return lambda x: f(x) if x.dtype.is_float else g.cast(f(g.cast(x, FLOAT32)), x.dtype)
 
 
+def wide(fold: Fold) -> Fold:
+    """A fold whose parts leave float16's range, made in float32."""
+    def apply(x: Node, axes: Sequence[int], keep: bool) -> Node:
+        if x.dtype is not FLOAT16:
+            return fold(x, axes, keep)
+        return g.cast(fold(g.cast(x, FLOAT32), axes, keep), FLOAT16)
+    return apply
+
+
 def register(name: str, versions: Sequence[int], fold: Fold) -> None:
     since = 13 if name == "ReduceSum" else 18
 
@@ -87,7 +96,7 @@ for _name, _versions, _f in (
     ("ReduceMean", AXES, mean), ("ReduceMax", (1, 11, 12, 13, 18, 20), _fold("max")),
     ("ReduceMin", (1, 11, 12, 13, 18, 20), _fold("min")),
     ("ReduceL1", AXES, _fold("sum", g.abs_)),
-    ("ReduceL2", AXES, _fold("sum", square, as_float(g.sqrt))),
+    ("ReduceL2", AXES, wide(_fold("sum", square, as_float(g.sqrt)))),
     ("ReduceLogSum", (*AXES, 28), _fold("sum", None, as_float(g.log))),
     ("ReduceLogSumExp", (*AXES, 28), lambda x, axes, keep: as_float(
         lambda y: logsumexp(y, axes, keep))(x)),
@@ -123,6 +132,8 @@ def argbest(x: Node, axis: int, largest: bool, last: bool = False) -> Node:
     """int64 position, with axis kept, of the first (or last) extreme element."""
     best = g.reduce("max" if largest else "min", x, [axis])
     lost = g.lt(x, best) if largest else g.lt(best, x)
+    if x.dtype.is_float:  # where one is nan, the best is nan, and numbers lose to it
+        lost = g.or_(lost, g.and_(g.isnan(best), g.not_(g.isnan(x))))
     n = x.shape[axis]
     shape = [n if i == axis else 1 for i in range(x.rank)]
     place = g.iota(shape, axis)

@@ -15,6 +15,7 @@ that is present but that the function did not read is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import onnx
 
 from .. import graph as g
-from ..dtype import INT64, DType, dtype_of
+from ..dtype import FLOAT16, FLOAT32, INT64, DType, dtype_of
 from ..errors import ShapeError, UnsupportedError
 from ..graph import Node
 from ..shape import Dim, Shape
@@ -48,6 +49,20 @@ def op(name: str, *versions: int, domain: str = "") -> Callable[[Operator], Oper
             TABLE[domain, name][version] = function
         return function
     return register
+
+
+def in_float32(function: Operator) -> Operator:
+    """The function with float16 operands widened, for what squares or sums on its way; the result
+    is float16 again."""
+    @wraps(function)
+    def apply(c: Context, x: Node, *more: Any) -> Node:
+        if x.dtype is not FLOAT16:
+            result: Node = function(c, x, *more)
+            return result
+        wide = [g.cast(n, FLOAT32) if isinstance(n, Node) and n.dtype is FLOAT16 else n
+                for n in (x, *more)]
+        return g.cast(function(c, *wide), FLOAT16)
+    return apply
 
 
 def element_type(number: int, where: str) -> DType:
