@@ -576,12 +576,14 @@ DOTS = "avx512vnni"
 def quantised(graph: Valid) -> bool:
     """Whether a contraction's operand was made of 8-bit values."""
     for n in graph.nodes():
-        x = n.inputs[0] if n.op == "contract" else n
+        if n.op != "contract":
+            continue
+        x = n.inputs[0]
         for _ in range(8):
-            if n.op != "contract" or not x.inputs:
-                break
             if x.op == "cast" and x.inputs[0].dtype in (UINT8, INT8):
                 return True
+            if not x.inputs:
+                break
             x = x.inputs[0]
     return False
 
@@ -870,7 +872,7 @@ def compile_graph(
     UnsupportedError (with the node's name) for what the target can't do,
     ShapeError for dimensions that don't fit, InputError for a search on another kind of machine.
     """
-    from .codegen.llvm_target import parse_targets
+    from .codegen.llvm_target import parse_target, parse_targets
     from .drivers.cpu import features
     from .passes import narrow, optimize, winograd
 
@@ -883,7 +885,7 @@ def compile_graph(
         if target == "cpu" and DOTS not in cpu.features and quantised(valid) and \
                 not features.missing(cpu.cpu, (DOTS,)):
             # this machine, with what is asked for only where it is used
-            cpu = parse_targets(f"{cpu.canonical},{DOTS}")[0]
+            cpu = parse_target(f"{cpu.canonical},{DOTS}")
             valid = optimize(checked, True)
         valid = winograd.run(valid)
         if float16:

@@ -435,7 +435,7 @@ class Renderer:
             v = self.line(f"shufflevector {m} {v}, {m} poison, "
                           f"<{self.lanes} x i32> zeroinitializer", d)
         elif not guard_varies and (pieces := runs(index, self.lane, self.lanes)) is not None:
-            v = self.joined(e.attr, memory_type(t), substitute(index, {self.lane: const(0)}),
+            v = self.joined(e.attr, t, substitute(index, {self.lane: const(0)}),
                             pieces, None if guard is None else self.emit(guard), d)
         else:
             v = "poison"
@@ -455,19 +455,18 @@ class Renderer:
         self.scopes[d].lines.append(
             f"  call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 2, i32 1)")
 
-    def joined(self, buffer: int, m: str, first: Expr, pieces: list[tuple[int, list[int]]],
+    def joined(self, buffer: int, t: DType, first: Expr, pieces: list[tuple[int, list[int]]],
                guard: str | None, d: int) -> str:
         """The vector whose lanes are read in contiguous runs; zeros where the guard is false."""
+        m = memory_type(t)
         whole = f"<{self.lanes} x {m}>"
         v, filled = "", [-1] * self.lanes
-        size = 8 if m == "i8" else int(m[1:]) if m[0] == "i" else {"half": 16, "float": 32,
-                                                                    "double": 64}[m]
         for place, lanes in pieces:
             n = len(lanes)
             p = self.address(buffer, first + place, d)
             if guard is not None:  # as many elements as a run has are there
                 p = self.line(f"select i1 {guard}, ptr {p}, ptr %b{buffer}", d)
-            part = self.line(f"load <{n} x {m}>, ptr {p}, align {size // 8}", d)
+            part = self.line(f"load <{n} x {m}>, ptr {p}, align {t.itemsize}", d)
             wide = ", ".join(f"i32 {i}" if i < n else "i32 poison" for i in range(self.lanes))
             part = self.line(f"shufflevector <{n} x {m}> {part}, <{n} x {m}> poison, "
                              f"<{self.lanes} x i32> <{wide}>", d)

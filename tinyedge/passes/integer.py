@@ -81,7 +81,7 @@ def integer(n: Node) -> Node | None:
         return None
     q, zero, scale = found
     # the output index that numbers the rows of the weights
-    rows = [(d, terms[0][0]) for d, (c0, terms) in enumerate(n["maps"][1])
+    rows = [(d, terms[0][0]) for d, (_, terms) in enumerate(n["maps"][1])
             if len(terms) == 1 and terms[0][0] < n.rank and terms[0][1] == 1]
     if len(rows) != 1 or size(n.inputs[1].shape) == 0:
         return None
@@ -118,7 +118,7 @@ def integer(n: Node) -> Node | None:
         q = g.pad(q, low, high, zero)
     y = g.contract(q, g.const(weights), n.shape, reduce, n["maps"])
     if zero:
-        total = _sums(weights, n, out) * int(zero)
+        total = _sums(weights, n, axis, out) * int(zero)
         y = g.sub(y, g.expand(g.const(total.astype(np.int32)), y.shape))
     if step is None:
         return y
@@ -144,11 +144,10 @@ def _steps_by_one(n: Node, index: int) -> bool:
         for x, forms, d in zip(n.inputs, n["maps"], at))
 
 
-def _sums(weights: Array, n: Node, out: int) -> Array:
-    """The sum of the weights over all reduction indices, for each place along `out`."""
-    forms: tuple[Form, ...] = n["maps"][1]
-    used = {i for _, terms in forms for i, _ in terms}
-    axis = next(d for d, (_, terms) in enumerate(forms) if terms and terms[0][0] == out)
+def _sums(weights: Array, n: Node, axis: int, out: int) -> Array:
+    """The sum of the weights over all reduction indices, for each place along the output index
+    `out`, which numbers their `axis`."""
+    used = {i for _, terms in n["maps"][1] for i, _ in terms}
     total: Array = np.moveaxis(weights, axis, 0).reshape(
         weights.shape[axis], -1).astype(np.int64).sum(1)
     for k, extent in enumerate(n["reduce"]):
@@ -156,8 +155,7 @@ def _sums(weights: Array, n: Node, out: int) -> Array:
             total = total * int(extent)
     shape = [1] * n.rank
     shape[out] = total.size
-    out_: Array = total.reshape(shape)
-    return out_
+    return total.reshape(shape)
 
 
 def kept(n: Node) -> Node | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import graph as g
 from ..dtype import FLOAT32
-from ..graph import Graph, Node, Valid
+from ..graph import Node, Valid
 
 LEAST = 1024
 """Elements from which on it is worth it."""
@@ -30,5 +30,4 @@ def halved(n: Node) -> Node | None:
 
 def run(graph: Valid) -> Valid:
     """The graph with the rule above applied."""
-    return Valid(g.rewrite(Graph(graph.inputs, graph.outputs, graph.states, graph.name,
-                                 graph.metadata), {"contract": [halved]}))
+    return Valid(g.rewrite(graph, {"contract": [halved]}))

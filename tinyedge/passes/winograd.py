@@ -21,7 +21,7 @@ import numpy as np
 from .. import graph as g
 from .. import winograd as w
 from ..dtype import FLOAT32
-from ..graph import Graph, Node, Valid
+from ..graph import Node, Valid
 from ..shape import is_static, static
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -151,5 +151,4 @@ def filtered(n: Node) -> Node | None:
 
 def run(graph: Valid) -> Valid:
     """The graph with the rule above applied."""
-    return Valid(g.rewrite(Graph(graph.inputs, graph.outputs, graph.states, graph.name,
-                                 graph.metadata), {"contract": [filtered]}))
+    return Valid(g.rewrite(graph, {"contract": [filtered]}))
