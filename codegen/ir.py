@@ -236,9 +236,10 @@ class Kernel:
 
     buffers: (dtype, written) of each argument. symbols: names of the run-time symbols, in the
     order of the scalar arguments. grid: how many independent pieces; `grid_var` numbers them.
-    lanes: width of the vector variable. ahead: (buffer, elements): a vector that is loaded from the
-    buffer has what lies that much further fetched into the cache. flops, bytes: estimates for
-    reports.
+    lanes: width of the vector variable. local: number of a buffer -> elements, for those that are
+    no arguments (the last ones): memory of a piece, whose contents are gone after it. ahead:
+    (buffer, elements): a vector that is loaded from the buffer has what lies that much further
+    fetched into the cache. flops, bytes: estimates for reports.
     """
 
     name: str
@@ -248,6 +249,7 @@ class Kernel:
     grid: Expr
     body: tuple[Stmt, ...]
     lanes: int = 1
+    local: Mapping[int, int] = field(default_factory=dict)
     ahead: tuple[int, int] | None = None
     flops: int = 0
     bytes: int = 0

@@ -77,6 +77,13 @@ class KernelItem:
 
 
 @dataclass(eq=False)
+class ChainItem:
+    """Items that one kernel computes, piece by piece."""
+
+    items: tuple[KernelItem, ...]
+
+
+@dataclass(eq=False)
 class ScatterItem:
     """Puts a scatter's updates into `target`, which holds a copy of its data already."""
 
@@ -118,7 +125,7 @@ class LoopItem:
     nodes: tuple[str, ...] = ()
 
 
-Item = KernelItem | ScatterItem | FillItem | CopyItem | IfItem | LoopItem
+Item = KernelItem | ChainItem | ScatterItem | FillItem | CopyItem | IfItem | LoopItem
 
 
 @dataclass
@@ -754,6 +761,6 @@ def contract_lane(h: Node) -> int | None:
 
 
 __all__ = [
-    "Buffer", "CopyItem", "FillItem", "IfItem", "Item", "KernelItem", "LoopItem", "Program",
-    "ScatterItem", "both", "form", "lift", "reindex", "Shape", "TRUE",
+    "Buffer", "ChainItem", "CopyItem", "FillItem", "IfItem", "Item", "KernelItem", "LoopItem",
+    "Program", "ScatterItem", "both", "form", "lift", "reindex", "Shape", "TRUE",
 ]

@@ -67,6 +67,7 @@ class Renderer:
         self.depth_of: dict[Expr, int] = {}
         self.regs: dict[Expr, str] = {}
         self.volatile: dict[object, str] = {}
+        self.pins: dict[Expr, bool] = {}
         self.declared: set[str] = set()
         self.count = 0
         self.written = {i for i, (_, w) in enumerate(kernel.buffers) if w}
@@ -112,7 +113,10 @@ class Renderer:
         )
 
     def depth(self, e: Expr) -> int:
-        """The outermost scope in which `e` can be evaluated; -1: where we stand (registers)."""
+        """The outermost scope in which `e` can be evaluated; -1: where we stand (registers, and
+        memory that this kernel writes)."""
+        if self.read_write and self.pinned(e):
+            return -1
         d = 0
         for v in e.vars:
             if v.op == "reg":
@@ -122,9 +126,12 @@ class Renderer:
 
     def pinned(self, e: Expr) -> bool:
         """Whether `e` reads memory that this kernel writes."""
-        return bool(self.written) and (
-            e.op == "load" and e.attr in self.written or any(self.pinned(a) for a in e.args)
-        ) if e.op not in ("var", "const", "affine") else False
+        if not e.args:
+            return False
+        if (found := self.pins.get(e)) is None:
+            found = self.pins[e] = e.op == "load" and e.attr in self.written or \
+                any(map(self.pinned, e.args))
+        return found
 
     def emit(self, e: Expr, vector: bool | None = None) -> str:
         """The SSA name of `e`; scalars are splat when `vector` asks for it."""
@@ -137,8 +144,6 @@ class Renderer:
         d = self.depth(e)
         if d < 0:
             memo, d = self.volatile, len(self.scopes) - 1
-        elif self.read_write and self.pinned(e):
-            memo, d = {}, len(self.scopes) - 1
         else:
             memo = self.scopes[d].memo
         found = memo.get(e)
@@ -153,12 +158,12 @@ class Renderer:
         t = scalar_type(e.dtype)
         if e.op == "const":
             return f"splat ({t} {name})"
-        if (found := memo.get(("splat", name))) is None:
+        if (found := memo.get(("splat", name, self.lanes))) is None:
             v = f"<{self.lanes} x {t}>"
             one = self.line(f"insertelement {v} poison, {t} {name}, i32 0", d)
             zeros = f"<{self.lanes} x i32> zeroinitializer"
             found = self.line(f"shufflevector {v} {one}, {v} poison, {zeros}", d)
-            memo[("splat", name)] = found
+            memo[("splat", name, self.lanes)] = found
         return found
 
     def steps(self) -> str:
@@ -663,12 +668,15 @@ class Renderer:
 
     def function(self) -> str:
         k = self.kernel
-        self.lane = var(LANE, 0, k.lanes - 1) if k.lanes > 1 else const(0)
+        self.lane: Expr = var(LANE, 0, k.lanes - 1) if k.lanes > 1 else const(0)
         loads = set[int]()
         _loaded(k.body, loads, set())
         self.read_write = bool(loads & self.written)
         entry = self.scopes[0].lines
-        for i in range(len(k.buffers)):
+        for i, (t, _) in enumerate(k.buffers):
+            if i in k.local:  # whole vectors may be read at its end
+                entry.append(f"  %b{i} = alloca [{k.local[i] + 64} x {memory_type(t)}], align 64")
+                continue
             entry.append(f"  %q{i} = getelementptr ptr, ptr %buffers, i64 {i}")
             entry.append(f"  %b{i} = load ptr, ptr %q{i}, align 8")
         symbols = _symbols(k)
@@ -686,7 +694,12 @@ class Renderer:
         self.scopes.append(inner)
         self.depth_of[k.grid_var] = 1
         inner.memo[k.grid_var] = "%g"
-        self.block(k.body)
+        start = 0
+        for n, s in enumerate(k.body):  # kernels in a row may have vectors of different widths
+            if (lane := _lane(s)) not in (None, self.lane):
+                self.block(k.body[start:n])
+                self.lane, self.lanes, start = lane, lane.hi + 1, n
+        self.block(k.body[start:])
         self.scopes.pop()
         text = [
             f"define dso_local void @{k.name}(ptr nocapture readonly %buffers, "
@@ -754,6 +767,18 @@ def _loaded(body: tuple[Stmt, ...], out: set[int], seen: set[Expr]) -> None:
                 walk(s.index)
                 if s.guard is not None:
                     walk(s.guard)
+
+
+def _lane(s: Stmt) -> Expr | None:
+    """The vector variable of a statement; None where nothing in it is a vector."""
+    if isinstance(s, For):
+        return next((found for b in s.body if (found := _lane(b)) is not None), None)
+    parts = [s.value] if isinstance(s, Set) else [s.index, s.value]
+    for v in {v for e in parts for v in e.vars}:
+        for lane in (v, *v.args):
+            if lane.op == "var" and lane.attr[0] == LANE:
+                return lane
+    return None
 
 
 def _symbols(k: Kernel) -> dict[str, Expr]:

@@ -11,7 +11,7 @@ end at the edge (the overlap is computed twice, alike) or mask its vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
@@ -54,6 +54,9 @@ weights and one pixel; one more would be spilled in the innermost loop."""
 HALF_VECTOR = 0.6
 """What an operation on half a 512-bit vector costs of one on a whole: where a processor does 512
 bits in two steps it is half, elsewhere nearly as much. A guess between; a search measures."""
+
+PIECES = 48
+"""Pieces of a kernel that are enough to balance a few threads."""
 
 TRIED = 6
 """Tiles that a search tries for each width of the vector."""
@@ -103,6 +106,20 @@ class Axis:
     dims: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Nest:
+    """A scheduled kernel whose outer loops have not become the grid yet.
+
+    loops: (variable, extent), outermost first. body: what they enclose. lanes, ahead: as in a
+    `Kernel`.
+    """
+
+    loops: tuple[tuple[Expr, Expr], ...]
+    body: tuple[Stmt, ...]
+    lanes: int = 1
+    ahead: tuple[int, int] | None = None
+
+
 def vector_of(width: int, bits: int) -> int:
     return max(1, width * 8 // max(bits, 32))
 
@@ -138,11 +155,16 @@ def interleaved(index: Expr, v: Expr, lanes: int) -> int:
 
 
 class Scheduler:
-    """Schedules one kernel for vectors of `width` bytes; see the module's page."""
+    """Schedules one kernel for vectors of `width` bytes; see the module's page.
 
-    def __init__(self, spec: Spec, width: int, choice: Choice | None = None, dots: bool = False
-                 ) -> None:
+    feature: a dimension whose places are to stay together in a piece (see `chain`): only it may be
+    the vector, and tiles do not overlap.
+    """
+
+    def __init__(self, spec: Spec, width: int, choice: Choice | None = None, dots: bool = False,
+                 feature: int | None = None) -> None:
         self.spec, self.width, self.choice, self.dots = spec, width, choice, dots
+        self.feature = feature
         self.quad = -1
         self.lower = spec.lower
         self.heavy = spec.lower.heavy
@@ -184,6 +206,10 @@ class Scheduler:
 
     def kernel(self) -> Kernel:
         """The scheduled kernel; its buffers and symbols are filled in by the caller."""
+        return finish(self.nest())
+
+    def nest(self) -> Nest:
+        """The scheduled kernel before it has a grid."""
         self.choose_lane()
         if self.heavy is not None:
             self.join_axes()
@@ -230,7 +256,7 @@ class Scheduler:
         """Joins neighbouring axes, not the lane's, where every access stays a straight line."""
         self.joined = [Axis(self.plain[i], self.spec.domain[i], (i,)) for i in self.axes
                        if self.plain[i].op == "var"]
-        i = 0
+        i = 0 if self.feature is None else len(self.joined)
         while i + 1 < len(self.joined):
             a, b = self.joined[i], self.joined[i + 1]
             dims = a.dims + b.dims
@@ -300,6 +326,8 @@ class Scheduler:
             ("over", i, v, self.over_extents[i])
             for i, v in enumerate(self.plain_over) if v.op == "var"
         ]
+        if self.feature is not None:
+            options = [o for o in options if o[0] == "over" or o[1] == self.feature]
         widths = (full, full // 2) if self.width == 64 and self.heavy is not None and \
             self.heavy.op == "contract" else (full,)
         for (kind, i, v, extent), wide in product(options, widths):
@@ -381,7 +409,7 @@ class Scheduler:
         for kt, pt in product(range(1, 9), range(1, 29)):
             if kt * pt + kt + 1 > limit or kt > n or pt > pixels:
                 continue
-            if weigh_both and (kt > 1 or pt > 8):
+            if weigh_both and (kt > 1 or pt > 8) or self.feature is not None and pixels % pt:
                 continue
             tiles = -(-n // kt) * -(-pixels // pt)
             loads = kt * weigh_lane + pt * weigh_pixel + kt * pt * weigh_both * 0.5
@@ -393,10 +421,10 @@ class Scheduler:
 
     # building
 
-    def build(self) -> Kernel:
+    def build(self) -> Nest:
         lane = var(LANE, 0, self.lanes - 1) if self.lanes > 1 else const(0)
         domain = self.spec.domain
-        merged = self.merge() if self.heavy is None else None
+        merged = self.merge() if self.heavy is None and self.feature is None else None
         if merged is not None:
             return self.flat(merged, lane)
         if self.heavy is None:
@@ -425,7 +453,11 @@ class Scheduler:
             else:
                 at = self.loop(f"o{name}", extent, loops)
             self.spread(at, axis.dims, index)
-        if self.heavy is not None and self.spec.pack is not None and self.lane_axis >= 0:
+        if self.feature is not None:
+            # the same order in all kernels of a chain: by dimension, the feature innermost
+            by_name = {f"{kind}{d}": d for d in range(len(domain)) for kind in "vpo"}
+            loops.sort(key=lambda p: ((d := by_name[p[0].attr[0]]) == self.feature, d))
+        elif self.heavy is not None and self.spec.pack is not None and self.lane_axis >= 0:
             # weights outermost: a panel of them stays in the cache for all the pixels
             loops.sort(key=lambda p: p[0].op != "var" or p[0].attr[0] != f"v{self.lane_axis}")
         where = tuple(index)
@@ -446,8 +478,7 @@ class Scheduler:
                 0, substitute(offset, env), substitute(value, full, memo[j]),
                 None if guard is TRUE else _known(substitute(guard, env)),
             ))
-        made = finish(loops, body, self.lanes)
-        return replace(made, ahead=self.next_panel(pixel_axis, pt))
+        return Nest(tuple(loops), tuple(body), self.lanes, self.next_panel(pixel_axis, pt))
 
     def next_panel(self, pixel_axis: int, pt: int) -> tuple[int, int] | None:
         """How far the next panel of weights lies, if it is worth fetching during this one.
@@ -562,7 +593,7 @@ class Scheduler:
                 loops.append((outer, blocks))
                 v2, extent = v3, symbolic.minimum(const(SUM_BLOCK), extent - outer * SUM_BLOCK)
             memo: dict[Expr, Expr] = {}
-            inner_stmts = tuple(_replace(s, env2, memo) for s in emit(over, parts))
+            inner_stmts = tuple(replaced(s, env2, memo) for s in emit(over, parts))
             stmts = [*(Set(q, start) for q in parts), For(v2, extent, inner_stmts),
                      *(Set(a, combine(kind, a, q)) for a, q in zip(accs, parts))]
             for v4, extent in reversed(loops):
@@ -642,7 +673,7 @@ class Scheduler:
                 return joint, m
         return None
 
-    def flat(self, merged: tuple[list[int], Expr], lane: Expr) -> Kernel:
+    def flat(self, merged: tuple[list[int], Expr], lane: Expr) -> Nest:
         """One long loop over joined axes, then what is left of the last vector."""
         joint, m = merged
         loops: list[tuple[Expr, Expr]] = []
@@ -683,7 +714,7 @@ class Scheduler:
             env = {exact: c * chunk + v if outer > 1 else v}
             memo: dict[Expr, Expr] = {}
             main = stores(exact * (unroll * self.lanes), unroll, False)
-            body.append(For(v, left, tuple(_replace(s, env, memo) for s in main)))
+            body.append(For(v, left, tuple(replaced(s, env, memo) for s in main)))
         done = vectors * unroll
         tail: list[Stmt] = []
         for k in range(done, whole):
@@ -697,34 +728,37 @@ class Scheduler:
                 body += tail
             else:
                 body.append(For(once, symbolic.maximum(const(1) - c, const(0)), tuple(tail)))
-        return finish(loops, body, self.lanes)
+        return Nest(tuple(loops), tuple(body), self.lanes)
 
 
-def finish(loops: list[tuple[Expr, Expr]], body: list[Stmt], lanes: int) -> Kernel:
-    """Wraps the loops round the body: the outer ones become the grid."""
+def finish(nest: Nest) -> Kernel:
+    """The kernel whose grid is the outer loops."""
     grid = const(1)
     taken = 0
-    for _, extent in loops:
+    for _, extent in nest.loops:
         # enough pieces to balance a few threads, no more: each costs its own set-up
-        if grid.hi >= 48:
+        if grid.hi >= PIECES:
             break
         grid = grid * extent
         taken += 1
-    outer, inner = loops[:taken], loops[taken:]
-    stmts = tuple(body)
-    for v, extent in reversed(inner):
-        stmts = (For(v, extent, stmts),)
     g = var("g", 0, max(grid.hi - 1, 0))
+    return Kernel("k", (), (), g, grid, pieces(nest, taken, g), nest.lanes, ahead=nest.ahead)
+
+
+def pieces(nest: Nest, taken: int, g: Expr) -> tuple[Stmt, ...]:
+    """The statements of piece number g, the outermost `taken` loops being numbered by it."""
+    outer, stmts = nest.loops[:taken], nest.body
+    for v, extent in reversed(nest.loops[taken:]):
+        stmts = (For(v, extent, stmts),)
     env: dict[Expr, Expr] = {}
-    rest = g
     for n, (v, extent) in enumerate(reversed(outer)):
         last = n == len(outer) - 1
-        env[v] = rest if last else rest % extent
-        rest = rest if last else rest // extent
+        env[v] = g if last else g % extent
+        g = g if last else g // extent
     if env:
         memo: dict[Expr, Expr] = {}
-        stmts = tuple(_replace(s, env, memo) for s in stmts)
-    return Kernel("k", (), (), g, grid, stmts, lanes)
+        stmts = tuple(replaced(s, env, memo) for s in stmts)
+    return stmts
 
 
 def _straight(value: Expr, m: Expr) -> bool:
@@ -751,10 +785,11 @@ def _known(guard: Expr) -> Expr | None:
     return None if guard is TRUE else guard
 
 
-def _replace(s: Stmt, env: dict[Expr, Expr], memo: dict[Expr, Expr]) -> Stmt:
+def replaced(s: Stmt, env: dict[Expr, Expr], memo: dict[Expr, Expr]) -> Stmt:
+    """A statement with variables replaced; calls with one env share a memo."""
     if isinstance(s, For):
         return For(s.var, substitute(s.extent, env, memo),
-                   tuple(_replace(b, env, memo) for b in s.body))
+                   tuple(replaced(b, env, memo) for b in s.body))
     if isinstance(s, Set):
         return Set(s.reg, substitute(s.value, env, memo))
     guard = None if s.guard is None else _known(substitute(s.guard, env, memo))
