@@ -28,7 +28,7 @@ from .codegen.schedule.chain import chain, renumbered
 from .codegen.schedule.search import Tuner
 from .codegen.schedule.winograd import Transform
 from .codegen.symbolic import TRUE, both, ge0
-from .dtype import INT8, UINT8
+from .dtype import BFLOAT16, FLOAT16, INT8, UINT8
 from .errors import InputError, UnsupportedError
 from .graph import Graph, Node, Valid
 from .memory import Access, Hazards, Timeline, pack
@@ -164,7 +164,8 @@ class _Work:
     weights: a contraction's constant operand, whose memory the schedule lays out.
     """
 
-    def __init__(self, item: KernelItem, width: int, packs: _Packs, dots: bool) -> None:
+    def __init__(self, item: KernelItem, width: int, packs: _Packs,
+                 dots: cpu_schedule.Dots | None) -> None:
         self.item, self.width, self.packs, self.dots = item, width, packs, dots
         self.args = _Arguments()
         self.args.number(item.target)
@@ -262,7 +263,8 @@ class _Work:
 
 
 def build_kernel(
-    item: KernelItem, width: int, packs: _Packs, memory: _Memory, dots: bool = False
+    item: KernelItem, width: int, packs: _Packs, memory: _Memory,
+    dots: cpu_schedule.Dots | None = None,
 ) -> Built | None:
     """One item's kernel; None where there is nothing to compute."""
     if any(d == 0 for d in item.node.shape if isinstance(d, int)):
@@ -368,7 +370,7 @@ PASSED = 4
 
 def build_chain(
     links: Sequence[_Link], dead: set[Buffer], width: int, packs: _Packs, memory: _Memory,
-    dots: bool,
+    dots: cpu_schedule.Dots | None,
 ) -> Built | None:
     """The items as one kernel; None where that can't be. dead: buffers that no other item reads."""
     feature = next((x.feature for x in links if x.feature is not None), None)
@@ -714,7 +716,7 @@ def physical(b: Buffer) -> np.ndarray[Any, Any]:
     # what a dimension is split into, each part with its axis; innermost last
     parts, shape = [[d] for d in range(len(room))], list(room)
     for d, size in [*([lay.block] if lay.block else []),
-                    *([(lay.quad, 4)] if lay.quad is not None else [])]:
+                    *([lay.quad] if lay.quad else [])]:
         at = parts[d][0]
         shape[at:at + 1] = [shape[at] // size, size]
         parts = [[a + (a > at) for a in p] for p in parts]
@@ -723,7 +725,7 @@ def physical(b: Buffer) -> np.ndarray[Any, Any]:
     blocks = [parts[lay.block[0]][0]] if lay.block else []
     middle = [parts[d][0] for d in lay.order if not lay.block or d != lay.block[0]]
     inner = [parts[lay.block[0]][1]] if lay.block else []
-    quad = [parts[lay.quad][1]] if lay.quad is not None else []
+    quad = [parts[lay.quad[0]][1]] if lay.quad else []
     return np.ascontiguousarray(out.transpose([*blocks, *middle, *inner, *quad]))
 
 
@@ -740,8 +742,8 @@ def every(items: Sequence[Item]) -> Iterator[Item]:
                          i.body if isinstance(i, LoopItem) else [])
 
 
-DOTS = "avx512vnni"
-"""The feature that quantised contractions are made for: products of bytes, added in fours."""
+BYTES, SHORT = (UINT8, INT8), (BFLOAT16, BFLOAT16)
+"""Types of operands that some targets multiply and add at once."""
 
 
 def quantised(graph: Valid) -> bool:
@@ -766,7 +768,7 @@ class _Compiler:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
         self.width: int = target.vector_bytes
-        self.dots: bool = DOTS in target.features
+        self.dots: cpu_schedule.Dots = target.dots
         self.program = form(graph, self.width)
         self.packs = _Packs(self.program)
         self.memory = _Memory(cache, self.tuner(tune) if tune else None)
@@ -1096,17 +1098,18 @@ def _producer() -> str:
 def compile_graph(
     graph: Graph, target: str = "cpu", *, progress: Progress | None = None, cache: bool = True,
     provenance: Mapping[str, Any] | None = None, metadata: Mapping[str, str] | None = None,
-    tune: float = 0, float16: bool = False,
+    tune: float = 0, float16: bool = False, bfloat16: bool = False,
 ) -> Plan:
     """Compiles a graph for a CPU target, or several (``cpu:x86-64-v3+v4``) into one plan.
 
     tune: seconds for which schedules are measured on this machine; what is found stays in the
     cache, also for later compilations that ask for no search. progress(stage, done, of) is called
-    as work goes on. float16: weights are stored in that type, sums made in float32. Raises
-    UnsupportedError (with the node's name) for what the target can't do,
+    as work goes on. float16, bfloat16: weights are stored in that type, sums made in float32; on a
+    target with avx512bf16 (this machine, where it has it) products are of bfloat16 values too.
+    Raises UnsupportedError (with the node's name) for what the target can't do,
     ShapeError for dimensions that don't fit, InputError for a search on another kind of machine.
     """
-    from .codegen.llvm_target import parse_target, parse_targets
+    from .codegen.llvm_target import DOTS, extras, parse_target, parse_targets
     from .drivers.cpu import features
     from .passes import narrow, optimize, winograd
 
@@ -1114,19 +1117,25 @@ def compile_graph(
     targets = parse_targets(target)
     checked = g.validate(graph)
     plans = []
+    if float16 and bfloat16:
+        raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
     for cpu in targets:
-        valid = optimize(checked, DOTS in cpu.features)
-        if target == "cpu" and DOTS not in cpu.features and quantised(valid) and \
-                not features.missing(cpu.cpu, (DOTS,)):
-            # this machine, with what is asked for only where it is used
-            cpu = parse_target(f"{cpu.canonical},{DOTS}")
-            valid = optimize(checked, True)
+        valid = optimize(checked, BYTES in cpu.dots)
+        if target == "cpu":  # this machine, with what is asked for only where it is used
+            wanted = (BYTES,) * quantised(valid) + (SHORT,) * bfloat16
+            for f, (operands, _) in DOTS.items():
+                if operands in wanted and operands not in cpu.dots and \
+                        f in extras(cpu.arch) and not features.missing(cpu.cpu, (f,)):
+                    cpu = parse_target(f"{cpu.canonical},{f}")
+            valid = optimize(checked, BYTES in cpu.dots)
+        if bfloat16 and SHORT in cpu.dots:
+            valid = narrow.run(valid, BFLOAT16, both=True)
         valid = winograd.run(valid)
-        if float16:
-            if cpu.cpu == "x86-64-v2":
-                raise InputError(f"--float16: {cpu.canonical} has no instructions for it; leave "
-                                 "one of them out")
-            valid = narrow.run(valid)
+        if (float16 or bfloat16) and cpu.cpu == "x86-64-v2":
+            raise InputError(f"--{'b' * bfloat16}float16: {cpu.canonical} has no instructions for "
+                             "it; leave one of them out")
+        if float16 or bfloat16:
+            valid = narrow.run(valid, FLOAT16 if float16 else BFLOAT16)
         plans.append(_Compiler(valid, cpu, progress, cache, tune).plan(
             provenance or {}, metadata or {}))
     plans[0].variants = tuple(plans[1:])
@@ -1140,18 +1149,20 @@ def compile(
     shapes: Mapping[str, Sequence[int]] | None = None,
     states: Mapping[str, str] | None = None,
     progress: Progress | None = None, cache: bool = True, tune: float = 0, float16: bool = False,
+    bfloat16: bool = False,
 ) -> Plan:
     """Compiles an ONNX model to a plan; `plan.save(path)` writes it.
 
     model: a file's path, a file's bytes, a ModelProto, or a Graph. dims: named dimension -> size,
     or (lowest, highest) to keep it open. shapes: input -> all its dimensions. states: output -> the
-    input that receives it on the next run. tune, float16: see `compile_graph`. Raises ModelError,
+    input that receives it on the next run. tune, float16, bfloat16: see
+    `compile_graph`. Raises ModelError,
     UnsupportedError and ShapeError as the importer and `compile_graph` do, InputError for what is
     no model.
     """
     if isinstance(model, Graph):
         return compile_graph(model, target, progress=progress, cache=cache, tune=tune,
-                             float16=float16)
+                             float16=float16, bfloat16=bfloat16)
     from . import onnx
 
     loaded = onnx.load(model, dims=dims or {}, shapes=shapes or {}, states=states or {})
@@ -1165,11 +1176,12 @@ def compile(
         "options": {
             "target": target, "dims": {k: str(v) for k, v in (dims or {}).items()},
             "shapes": {k: tuple(v) for k, v in (shapes or {}).items()},
-            "states": dict(states or {}), "float16": float16,
+            "states": dict(states or {}), "float16": float16, "bfloat16": bfloat16,
         },
     }
     return compile_graph(loaded, target, progress=progress, cache=cache, provenance=provenance,
-                         metadata=loaded.metadata, tune=tune, float16=float16)
+                         metadata=loaded.metadata, tune=tune, float16=float16,
+                         bfloat16=bfloat16)
 
 
 __all__ = ["compile", "compile_graph"]

@@ -30,7 +30,7 @@ def rewritten(nest: Nest, index: Callable[[int, Expr], Expr], numbers: Mapping[i
         found = memo.get(e)
         if found is None:
             args = tuple(map(expr, e.args))
-            if e.op in ("load", "load4"):
+            if e.op in ("load", "word"):
                 found = make(e.op, (index(e.attr, args[0]), *args[1:]),
                              numbers.get(e.attr, e.attr), e.dtype, e.lo, e.hi)
             else:
@@ -94,7 +94,7 @@ def places(nest: Nest, buffer: int) -> Iterator[Expr]:
         if e in seen:
             return
         seen.add(e)
-        if e.op in ("load", "load4") and e.attr == buffer:
+        if e.op in ("load", "word") and e.attr == buffer:
             yield e.args[0]
         for a in e.args:
             yield from expr(a)

@@ -10,12 +10,12 @@ end at the edge (the overlap is computed twice, alike) or mask its vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tinyedge.dtype import INT8, INT32, UINT8
+from tinyedge.dtype import INT32, DType
 from tinyedge.graph import Node
 from tinyedge.shape import Dim, Shape, dim, upper
 
@@ -65,6 +65,11 @@ LARGE_WEIGHTS = 1 << 19
 """Bytes of weights that will not be in the second-level cache when they are needed again."""
 FEW_TILES = 8
 """Tiles of pixels that use a panel of weights, up to which it pays to fetch the next one early."""
+
+
+Dots = Mapping[tuple[DType, DType], str]
+"""Types of operands -> the instruction, as a renderer knows it, that multiplies as many neighbours
+of them as fill 32 bits, and adds the products to a sum."""
 
 
 @dataclass
@@ -161,11 +166,11 @@ class Scheduler:
     the vector, and tiles do not overlap.
     """
 
-    def __init__(self, spec: Spec, width: int, choice: Choice | None = None, dots: bool = False,
-                 feature: int | None = None) -> None:
-        self.spec, self.width, self.choice, self.dots = spec, width, choice, dots
+    def __init__(self, spec: Spec, width: int, choice: Choice | None = None,
+                 dots: Dots | None = None, feature: int | None = None) -> None:
+        self.spec, self.width, self.choice, self.dots = spec, width, choice, dots or {}
         self.feature = feature
-        self.quad = -1
+        self.quad, self.count, self.dot = -1, 1, ""
         self.lower = spec.lower
         self.heavy = spec.lower.heavy
         self.bits = max(spec.root.dtype.bits, *(
@@ -217,12 +222,14 @@ class Scheduler:
         return self.build()
 
     def find_quad(self) -> int:
-        """The reduction index, if any, of which four neighbours are multiplied and added at once:
-        of 8-bit operands, neighbours in memory in the first, and to be packed so in the second."""
+        """The reduction index, if any, of which neighbours that fill 32 bits are multiplied and
+        added at once: neighbours in memory in the first operand, and to be packed so in the
+        second."""
         h = self.heavy
-        if not self.dots or h is None or h.op != "contract" or self.spec.pack is None or \
-                self.lane_axis < 0 or (h.inputs[0].dtype, h.inputs[1].dtype) != (UINT8, INT8):
+        if h is None or h.op != "contract" or self.spec.pack is None or self.lane_axis < 0 or \
+                (kinds := (h.inputs[0].dtype, h.inputs[1].dtype)) not in self.dots:
             return -1
+        self.dot, self.count = self.dots[kinds], 32 // kinds[0].bits
         rank = len(self.spec.domain)
         single = {terms[0][0] for _, terms in h["maps"][1] if len(terms) == 1}
         data = [x for x in self.body_loads if x.attr != self.constant_operand()]
@@ -230,7 +237,7 @@ class Scheduler:
                 self.plain[self.lane_axis] in data[0].args[0].vars:
             return -1
         return next((i for i, (v, n) in enumerate(zip(self.plain_over, self.over_extents))
-                     if v.op == "var" and isinstance(n, int) and n % 4 == 0 and
+                     if v.op == "var" and isinstance(n, int) and n % self.count == 0 and
                      rank + i in single and coefficient(data[0].args[0], v) == 1), -1)
 
     def choices(self) -> list[Choice]:
@@ -514,7 +521,7 @@ class Scheduler:
             body.append(Set(a, start))
         extents = list(self.over_extents)
         if self.quad >= 0:
-            extents[self.quad] = upper(extents[self.quad]) // 4
+            extents[self.quad] = upper(extents[self.quad]) // self.count
         sequence = self.reduction_order()
         unrolled: list[int] = []
         if not along and all(isinstance(d, int) for d in extents):
@@ -530,12 +537,12 @@ class Scheduler:
 
         def emit(over: list[Expr], into: list[Expr]) -> list[Stmt]:
             if self.quad >= 0:
-                over = [o * 4 if i == self.quad else o for i, o in enumerate(over)]
+                over = [o * self.count if i == self.quad else o for i, o in enumerate(over)]
             e = self.lower.body(where, tuple(over))
             if self.quad >= 0:
                 x, w = sorted(_loads(e, {}), key=lambda n: n.attr == self.constant_operand())
-                e = make("dot4", (reg("sum", INT32, vector), make("load4", x.args, x.attr, INT32),
-                                  make("load4", w.args, w.attr, INT32)), None, INT32)
+                words = [make("word", o.args, o.attr, INT32) for o in (x, w)]
+                e = make("dot", (reg("sum", t, vector), *words), self.dot, t)
             if along:
                 r = over[self.lane_over]
                 inside = ge0(lift(extents[self.lane_over]) - 1 - r)
@@ -549,7 +556,7 @@ class Scheduler:
                 for a, env in zip(into, envs):
                     one = substitute(e, {**env, **inner})
                     out.append(Set(a, combine(kind, a, one) if self.quad < 0 else
-                                   make("dot4", (a, *one.args[1:]), None, INT32)))
+                                   make("dot", (a, *one.args[1:]), self.dot, t)))
             return out
 
         over: list[Expr] = [const(0)] * len(extents)
@@ -647,7 +654,7 @@ class Scheduler:
                 block = (lane_dim, step)
         self.spec.pack(Layout(
             w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block,
-            quad=where[rank + self.quad] if self.quad >= 0 else None))
+            quad=(where[rank + self.quad], self.count) if self.quad >= 0 else None))
 
     # elementwise kernels
 

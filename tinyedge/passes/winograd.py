@@ -53,7 +53,8 @@ class Convolution:
 
     @staticmethod
     def of(n: Node) -> Convolution | None:
-        if n.op != "contract" or n.inputs[1].op != "const" or n.dtype is not FLOAT32:
+        if n.op != "contract" or n.inputs[1].op != "const" or \
+                any(i.dtype is not FLOAT32 for i in n.inputs):
             return None
         x, weights = n.inputs
         rank = n.rank
