@@ -381,7 +381,8 @@ def build_chain(
     union: list[Buffer] = []
     for w in works:
         union += [b for b in w.args.buffers if b not in union]
-    union.sort(key=lambda b: b in dead)  # what may be a piece's own comes last
+    # the result first, as in other kernels, and last what may be a piece's own
+    union.sort(key=lambda b: (b is not works[-1].args.buffers[0], b in dead))
     numbers = [{i: union.index(b) for i, b in enumerate(w.args.buffers)} for w in works]
     written = [w.args.buffers[0] for w in works]
     shared = [b for k, b in enumerate(written) if any(b in w.args.buffers for w in works[k + 1:])]

@@ -147,13 +147,13 @@ def chain(nests: Sequence[Nest], shared: Sequence[int], local: Mapping[int, int]
     for count in enough:
         parts = [cut(n, *w[count]) for n, w in zip(nests, ways)]
         apart: dict[int, int] = {}
-        for buffer in shared:
+        for buffer in shared if count > 1 else ():
             strides = {stride(n, taken, buffer) for n, taken in parts if any(places(n, buffer))}
             step = strides.pop() if len(strides) == 1 else None
             if step is None:
                 return None
             apart[buffer] = step
-        own = sum(apart[b] * size for b, size in local.items())
+        own = sum(apart[b] * size for b, size in local.items()) if count > 1 else LOCAL_BYTES + 1
         if own <= CACHED_BYTES:
             break
     if own > LOCAL_BYTES:
