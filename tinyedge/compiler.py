@@ -303,6 +303,7 @@ class _Link:
         self.item, self.reads = item, reads
         self.kind = ""
         self.feature: int | None = None
+        self.weights = 0
         if item.shift is not None or not all(isinstance(d, int) and d for d in n.shape) or \
                 n.op in ("winograd_in", "scatter"):
             return
@@ -316,6 +317,7 @@ class _Link:
                            for forms in h["maps"])
             self.kind = "product" if h.inputs[1].op != "const" else \
                 "depthwise" if both_use else "dense"
+            self.weights = h.inputs[1].value.nbytes if h.inputs[1].op == "const" else 0
 
     def follows(self, run: Sequence[_Link]) -> bool:
         """Whether it is worth trying to do this one with those before it."""
@@ -327,10 +329,8 @@ class _Link:
         if self.kind != "dense":
             return run[0].kind in ("rows", "product")
         # weights are read anew for every piece: few, and for the sake of much
-        assert self.item.heavy is not None
-        weights = self.item.heavy.inputs[1].value.nbytes
-        return len(run) == 1 and run[0].kind == "depthwise" and weights <= CHAINED_WEIGHTS and \
-            run[0].item.target.nbytes.hi >= CHAINED_BYTES
+        return all(x.weights <= CHAINED_WEIGHTS for x in (*run, self)) and any(
+            x.item.target in self.reads and x.item.target.nbytes.hi >= CHAINED_BYTES for x in run)
 
 
 def reading(item: Item) -> set[Buffer]:
@@ -360,8 +360,8 @@ def reading(item: Item) -> set[Buffer]:
 
 
 CHAINED_WEIGHTS, CHAINED_BYTES = 1 << 17, 1 << 20
-"""Most bytes of weights, and least of what a depthwise convolution computes, for which the product
-behind it is done piece by piece: the second-level cache holds the first and not the second."""
+"""Most bytes of weights, and least of what lies between, for which convolutions are done piece by
+piece: the second-level cache holds the first and not the second."""
 LEAST_PIECES, LITTLE = 8, 200_000
 """Pieces that a chain has at least, unless all its operations and bytes are that few."""
 PASSED = 4
@@ -819,7 +819,7 @@ class _Compiler:
               ) -> tuple[ChainItem, Built, list[Item]] | None:
         """The longest chain that begins with a link, and which of the items behind that are to be
         done before it; None where there is none."""
-        if first.kind in ("", "dense"):
+        if not first.kind:
             return None
         run, best = [first], None
         passed: list[Item] = []
@@ -839,6 +839,9 @@ class _Compiler:
                     and b.parent is None and not any(
                         b in reads for i, reads in self.reads.items() if i not in among)
                     and not any(x.parent is b for x in self.program.buffers)}
+            if link.kind == "dense" and not dead.issuperset(
+                    link.reads & {x.item.target for x in run}):
+                break  # nothing is saved but one reading
             built = build_chain(together, dead, self.width, self.packs, self.memory, self.dots)
             if built is None:
                 break
