@@ -70,6 +70,8 @@ from .shape import upper
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from .codegen.llvm_target import CpuTarget
+
 Progress = Callable[[str, int, int], None]
 """progress(stage, done, of)"""
 
@@ -164,9 +166,8 @@ class _Work:
     weights: a contraction's constant operand, whose memory the schedule lays out.
     """
 
-    def __init__(self, item: KernelItem, width: int, packs: _Packs,
-                 dots: cpu_schedule.Dots | None) -> None:
-        self.item, self.width, self.packs, self.dots = item, width, packs, dots
+    def __init__(self, item: KernelItem, target: CpuTarget, packs: _Packs) -> None:
+        self.item, self.target, self.packs = item, target, packs
         self.args = _Arguments()
         self.args.number(item.target)
         self.weights: Node | None = None
@@ -227,11 +228,11 @@ class _Work:
     def scheduled(self, choice: cpu_schedule.Choice | None = None, feature: int | None = None
                   ) -> cpu_schedule.Scheduler | Transform:
         if self.transform:
-            return Transform(self.lower, self.item.node, self.store, self.width)
+            return Transform(self.lower, self.item.node, self.store, self.target.vector_bytes)
         return cpu_schedule.Scheduler(cpu_schedule.Spec(
             self.lower, self.item.node, self.item.node.shape, _loop_order(self.item), self.store,
             self.pack if self.weights is not None else None),
-            self.width, choice, self.dots, feature)
+            self.target, choice, feature)
 
     def pack(self, layout: Layout) -> None:
         assert self.weights is not None
@@ -259,24 +260,24 @@ class _Work:
         rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
                  for b in self.args.buffers]
         views = [(v.op, v.shape, v.attrs) for v in self.item.views]
-        return f"{rooms} {views}\n{scheduler.key()}"
+        return f"{self.target} {rooms} {views}\n{scheduler.key()}"
 
 
 def build_kernel(
-    item: KernelItem, width: int, packs: _Packs, memory: _Memory,
-    dots: cpu_schedule.Dots | None = None,
+    item: KernelItem, target: CpuTarget, packs: _Packs, memory: _Memory,
 ) -> Built | None:
     """One item's kernel; None where there is nothing to compute."""
     if any(d == 0 for d in item.node.shape if isinstance(d, int)):
         return None
-    work = _Work(item, width, packs, dots)
+    work = _Work(item, target, packs)
     if (copy := work.copy()) is not None:
         return copy
     buffers = work.args.buffers
     scheduler = work.scheduled()
 
     def make(choice: cpu_schedule.Choice | None = None) -> Code:
-        code = describe((scheduler if choice is None else work.scheduled(choice)).kernel(), buffers)
+        code = describe((scheduler if choice is None else work.scheduled(choice)).kernel(), buffers,
+                        target)
         return replace(code, weights=(work.packed(),))
 
     def tuned(tuner: Tuner) -> Code | None:
@@ -369,12 +370,11 @@ PASSED = 4
 
 
 def build_chain(
-    links: Sequence[_Link], dead: set[Buffer], width: int, packs: _Packs, memory: _Memory,
-    dots: cpu_schedule.Dots | None,
+    links: Sequence[_Link], dead: set[Buffer], target: CpuTarget, packs: _Packs, memory: _Memory,
 ) -> Built | None:
     """The items as one kernel; None where that can't be. dead: buffers that no other item reads."""
     feature = next((x.feature for x in links if x.feature is not None), None)
-    works = [_Work(x.item, width, packs, dots) for x in links]
+    works = [_Work(x.item, target, packs) for x in links]
     if feature is None or any(w.copy() is not None for w in works):
         return None
     schedulers = [w.scheduled(feature=feature) for w in works]
@@ -403,7 +403,8 @@ def build_chain(
         for w, n in zip(works, numbers):  # weights have been laid out
             for i, b in enumerate(w.args.buffers):
                 union[n[i]] = b
-        return replace(describe(k, union), inplace=(), weights=tuple(w.packed() for w in works))
+        return replace(describe(k, union, target), inplace=(),
+                       weights=tuple(w.packed() for w in works))
 
 
     keys = "\n".join(f"{n} {w.key(s)}" for n, w, s in zip(numbers, works, schedulers))
@@ -507,7 +508,7 @@ def _loop_order(item: KernelItem) -> tuple[int, ...]:
     return tuple(sorted(range(n.rank), key=lambda i: -reach[vs[i]]))
 
 
-def describe(k: Kernel, buffers: Sequence[Buffer]) -> Code:
+def describe(k: Kernel, buffers: Sequence[Buffer], target: CpuTarget) -> Code:
     """Completes a kernel's buffer and symbol tables and renders it."""
     from .codegen.render.llvm import render
 
@@ -539,8 +540,9 @@ def describe(k: Kernel, buffers: Sequence[Buffer]) -> Code:
     visit(k.body)
     table = tuple((b.dtype, i in written) for i, b in enumerate(buffers))
     k = replace(k, buffers=table, symbols=tuple(symbols))
-    return Code(render(k), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes, inplace(k),
-                writes=tuple(sorted(written - set(k.local))), buffers=len(buffers) - len(k.local))
+    return Code(render(k, target), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes,
+                inplace(k), writes=tuple(sorted(written - set(k.local))),
+                buffers=len(buffers) - len(k.local))
 
 
 def inplace(k: Kernel) -> tuple[int, ...]:
@@ -604,7 +606,7 @@ def estimate(item: KernelItem, buffers: Sequence[Buffer]) -> tuple[int, int]:
     return flops, moved
 
 
-def build_scatter(item: ScatterItem) -> Built:
+def build_scatter(item: ScatterItem, target: CpuTarget) -> Built:
     """One serial piece that puts the updates in order."""
     n = item.node
     data, updates, *indices = n.inputs
@@ -644,14 +646,15 @@ def build_scatter(item: ScatterItem) -> Built:
     if any(d == 0 for d in updates.shape):
         body = ()
     k = Kernel("k", (), (), var("g", 0, 0), const(1), body)
-    return Built(describe(k, args.buffers), args.buffers, (n.source,) if n.source else ())
+    return Built(describe(k, args.buffers, target), args.buffers, (n.source,) if n.source else ())
 
 
-def build_fill(item: FillItem, width: int, memory: _Memory) -> Built:
+def build_fill(item: FillItem, target: CpuTarget, memory: _Memory) -> Built:
     """Zeros for the halo of a buffer."""
     b = item.target
-    key = f"halo {width} {b.dtype} {b.layout}"
-    code = memory.code(key, lambda: describe(halo_kernel(b, width), [b]))
+    key = f"halo {target} {b.dtype} {b.layout}"
+    code = memory.code(
+        key, lambda: describe(halo_kernel(b, target.vector_bytes), [b], target))
     inside = prod(upper(r) - low - high for r, (low, high) in zip(b.layout.room, b.layout.halo))
     return Built(code, [b], bytes=b.nbytes.hi - inside * b.dtype.itemsize)
 
@@ -764,13 +767,12 @@ def quantised(graph: Valid) -> bool:
 
 class _Compiler:
     def __init__(
-        self, graph: Valid, target: Any, progress: Progress | None, cache: bool, tune: float = 0
+        self, graph: Valid, target: CpuTarget, progress: Progress | None, cache: bool,
+        tune: float = 0,
     ) -> None:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
-        self.width: int = target.vector_bytes
-        self.dots: cpu_schedule.Dots = target.dots
-        self.program = form(graph, self.width)
+        self.program = form(graph, target.vector_bytes)
         self.packs = _Packs(self.program)
         self.memory = _Memory(cache, self.tuner(tune) if tune else None)
         self.unique: dict[str, int] = {}
@@ -842,7 +844,7 @@ class _Compiler:
             if link.kind == "dense" and not dead.issuperset(
                     link.reads & {x.item.target for x in run}):
                 break  # nothing is saved but one reading
-            built = build_chain(together, dead, self.width, self.packs, self.memory, self.dots)
+            built = build_chain(together, dead, self.target, self.packs, self.memory)
             if built is None:
                 break
             run = together
@@ -860,11 +862,11 @@ class _Compiler:
             if isinstance(i, ChainItem):
                 [b] = self.built[i]
             elif isinstance(i, KernelItem):
-                b = build_kernel(i, self.width, self.packs, self.memory, self.dots)
+                b = build_kernel(i, self.target, self.packs, self.memory)
             elif isinstance(i, ScatterItem):
-                b = build_scatter(i)
+                b = build_scatter(i, self.target)
             elif isinstance(i, FillItem):
-                b = build_fill(i, self.width, self.memory)
+                b = build_fill(i, self.target, self.memory)
             self.built[i] = [b] if b is not None else []
             if b is not None and b.code is not None:
                 self.add(b.code, b, i)
@@ -1005,9 +1007,7 @@ class _Compiler:
         self.place = place
         self.hazards = Hazards(place)
         steps = self.steps(self.program.items)
-        code, entries = self.assemble()
-        kernels = tuple(replace(k, entry=entries[k.name]) for k in self.kernels)
-        return Plan(
+        return self.assembled(Plan(
             target=self.target.canonical,
             inputs=tuple(Port(b.name, _sizes(b), b.dtype.name)
                          for b in sorted(inputs, key=lambda b: b.port)),
@@ -1015,12 +1015,10 @@ class _Compiler:
                           for b in sorted(outputs, key=lambda b: b.port)),
             states=tuple(states), symbols={
                 k: v for k, v in self.program.symbols.items() if not k.startswith("turn")},
-            arenas=(constants, scratch, at), kernels=kernels, steps=steps, code=code,
-            constants=bytes(data),
-            entries={k: v for k, v in entries.items() if k not in {x.name for x in kernels}},
-            metadata=dict(metadata), provenance=dict(provenance), name=self.graph.name,
-            producer=_producer(),
-        )
+            arenas=(constants, scratch, at), kernels=tuple(self.kernels), steps=steps, code=b"",
+            constants=bytes(data), metadata=dict(metadata), provenance=dict(provenance),
+            name=self.graph.name, producer=_producer(),
+        ))
 
     def ref(self, b: Buffer) -> Ref:
         arena, lo, _ = self.place[b.root]
@@ -1072,17 +1070,33 @@ class _Compiler:
         self.unknown = False
         return wait
 
-    def assemble(self) -> tuple[bytes, dict[str, int]]:
-        """Object code of every kernel and of the executor, linked into one image."""
-        from .codegen.link.elf import link
+    def assembled(self, plan: Plan) -> Plan:
+        """The plan with the code of its kernels and of what runs them, linked into one."""
         from .codegen.llvm_target import support_ir
         from .codegen.objects import compile_all
-        from .drivers.cpu.executor import executor_ir
 
-        texts = [*self.texts, executor_ir(self.target.arch), *support_ir(self.target)]
+        if self.target.family == "wasm":
+            from .codegen.link import wasm
+            from .drivers.wasm import executor
+
+            where = executor.layout(plan)
+            run = executor.executor_ir(plan, where)
+        else:
+            from .codegen.link.elf import link
+            from .drivers.cpu.executor import executor_ir
+
+            run = executor_ir(self.target.arch)
+        texts = [*self.texts, run, *support_ir(self.target)]
         objects = compile_all(texts, self.target, self.cache, self.progress)
+        if self.target.family == "wasm":
+            module = wasm.link(objects, executor.EXPORTS, where.end, executor.STACK,
+                               executor.STACKS)
+            return replace(plan, code=module.code, entries=executor.entries(plan, where, module))
         image = link(objects, page=65536 if self.target.arch == "aarch64" else 4096)
-        return image.code, image.entries
+        kernels = tuple(replace(k, entry=image.entries[k.name]) for k in plan.kernels)
+        names = {k.name for k in kernels}
+        return replace(plan, code=image.code, kernels=kernels, entries={
+            k: v for k, v in image.entries.items() if k not in names})
 
 
 def _plain_index(b: Buffer) -> Index:
