@@ -22,7 +22,7 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	rm -rf build/types
 	mkdir -p build/types/tinyedge
-	ln -s $(CURDIR)/tinyedge/* $(CURDIR)/codegen $(CURDIR)/drivers build/types/tinyedge/
+	ln -s $(CURDIR)/tinyedge/* $(CURDIR)/codegen $(CURDIR)/drivers $(CURDIR)/web build/types/tinyedge/
 	$(BIN)/mypy build/types/tinyedge examples tests $(wildcard bench)
 
 unit: $(VENV)/.installed system
