@@ -7,7 +7,8 @@ WORKERS ?= 2
 
 # System packages. One for tests is installed when the command behind its colon is missing.
 VENV_PACKAGES := python3 python3-venv
-TEST_PACKAGES := qemu-user:qemu-aarch64
+TEST_PACKAGES := qemu-user:qemu-aarch64 chromium:chromium nodejs:node npm:npm
+NPM := tests/web/node_modules/.installed
 
 .PHONY: demo test lint types unit bench fuzz soak wheel clean system
 
@@ -26,6 +27,7 @@ types: $(VENV)/.installed
 	$(BIN)/mypy build/types/tinyedge examples tests $(wildcard bench)
 
 unit: $(VENV)/.installed system
+	@$(MAKE) --no-print-directory $(NPM)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 bench: $(VENV)/.installed
@@ -51,6 +53,12 @@ system:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package >/dev/null; \
 	  else echo "tinyedge: $$package is missing, its tests are skipped; install it (apt-get install $$package)"; fi \
 	done
+
+# What bundles are tested with; without npm their tests are skipped by name.
+$(NPM): tests/web/package.json
+	@if command -v npm >/dev/null; then \
+	  npm install --prefix tests/web --no-audit --no-fund --no-package-lock --silent && touch $@; \
+	else echo "tinyedge: npm is missing, the tests of bundles in a browser are skipped; install it"; fi
 
 # A virtual environment that was begun is finished; one whose needs have changed is brought up to them.
 $(VENV)/.installed: pyproject.toml

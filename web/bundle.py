@@ -424,7 +424,7 @@ class _Bundle:
         loader = _banner() + script.joined([resource("runtime/loader.js")])
         backends = {f: script.joined([resource(f"runtime/{f}.js")]) for f in self.plans}
         description = {
-            "name": plan.name or "model",
+            "name": plan.name or "model", "chunk": CHUNK,
             "inputs": [_port(p) for p in plan.inputs],
             "outputs": [_port(p) for p in plan.outputs],
             "states": [{"name": s.name, "shape": s.shape, "dtype": s.dtype} for s in plan.states],

@@ -7,18 +7,13 @@ time's half of this is `weights` in runtime/loader.js.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tinyedge.plan import Plan
-
-if TYPE_CHECKING:
-    from tinyedge.graph import Node, Valid
-    from tinyedge.schedule import Buffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Section = tuple[Any, ...]
@@ -26,9 +21,6 @@ Section = tuple[Any, ...]
 
 KINDS = ("float32", "float16", "int8")
 RAW, HALF, SCALES, QUANTISED = range(4)
-
-LEAST = 1024
-"""Elements from which on narrowing is worth it; smaller constants are biases and tables."""
 
 LEAST_CHANNEL = 8
 """Elements that a channel has at least: with fewer its scale takes what int8 saves."""
@@ -41,55 +33,6 @@ class Stored:
     sections: tuple[Section, ...]
     data: bytes
     values: bytes
-
-
-def record(graph: Valid, places: Mapping[Buffer, int]) -> tuple[Any, ...]:
-    """What narrowing needs to know of a plan's constants, for ``plan.provenance["weights"]``.
-
-    places: buffer -> byte offset among the constants. Gives (offset, elements, channels, digits)
-    for each large float32 constant: an element's channel is the sum of (number // stride % extent)
-    * factor over digits (stride, extent, factor); no digits where nothing tells the channels apart.
-    """
-    channels: dict[int, tuple[int, ...]] = {}
-    for n in graph.nodes():
-        if n.op == "contract" and n.inputs[1].op == "const":
-            rank = len(n.shape)
-            channels[id(n.inputs[1].value)] = tuple(
-                d for d, (_, terms) in enumerate(n["maps"][1]) if any(i < rank for i, _ in terms))
-        elif n.op == "gather" and n.inputs[0].op == "const":
-            channels.setdefault(id(n.inputs[0].value), (n["axis"],))
-    out = []
-    for b, offset in sorted(places.items(), key=lambda item: item[1]):
-        count = b.nbytes.hi // b.dtype.itemsize
-        if b.dtype.name == "float32" and count >= LEAST:
-            axes = channels.get(id(b.array), ())
-            room = [int(d) for d in b.layout.room]
-            digits = _digits(b.layout, room, axes) if axes else ()
-            out.append((offset, count, prod(room[d] for d in axes), digits))
-    return tuple(out)
-
-
-def _digits(layout: Any, room: list[int], axes: tuple[int, ...]) -> tuple[Any, ...]:
-    """(stride, extent, factor) of each part of the memory's order that belongs to `axes`."""
-    # (dimension, extent, what one step is worth in it), innermost first
-    parts: list[tuple[int, int, int]] = []
-    block, quad = layout.block, layout.quad
-    if quad is not None:
-        parts.append((quad, 4, 1))
-    if block:
-        parts.append((block[0], block[1], 1))
-    for d in reversed(layout.order):
-        if not block or d != block[0]:
-            parts.append((d, room[d] // 4, 4) if d == quad else (d, room[d], 1))
-    if block:
-        parts.append((block[0], room[block[0]] // block[1], block[1]))
-    worth = {d: prod(room[e] for e in axes if e > d) for d in axes}
-    out, stride = [], 1
-    for d, extent, step in parts:
-        if d in worth and extent > 1:
-            out.append((stride, extent, step * worth[d]))
-        stride *= extent
-    return tuple(out)
 
 
 def store(plan: Plan, kind: str) -> Stored:
@@ -152,9 +95,7 @@ def _quantised(whole: Array, channels: int, digits: Iterable[tuple[int, int, int
 
 def rounded(plan: Plan, stored: Stored) -> Plan:
     """The plan with the constants that a bundle's kernels will see."""
-    from dataclasses import replace
-
     return replace(plan, constants=stored.values[:len(plan.constants)], variants=())
 
 
-__all__ = ["KINDS", "Section", "Stored", "record", "rounded", "store"]
+__all__ = ["KINDS", "Section", "Stored", "rounded", "store"]

@@ -12,13 +12,14 @@ const STRICT = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'";
 /**
  * Serves root at /MODES/path, MODES joined by +: plain, csp (a strict policy), isolated (COOP and
  * COEP), gzip, chunked (no Content-Length), slow (weights in small pieces), damaged (one bit of the
- * weights), short (the weights' last byte is missing), stopped (404 for all but pages and scripts).
+ * weights), short (the weights' last byte is missing), kept (cached by the browser, not the weights).
  */
 export async function serve(root) {
-  const counts = {}, switched = {off: false};
+  const counts = {};
   const server = createServer(async (request, response) => {
     const [, modes, ...rest] = new URL(request.url, 'http://x').pathname.split('/');
     const path = normalize(rest.join('/'));
+    if (modes === 'favicon.ico') return response.writeHead(204).end();
     const on = new Set(modes.split('+'));
     counts[path] = (counts[path] ?? 0) + 1;
     try {

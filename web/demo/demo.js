@@ -10,7 +10,7 @@ const TOP = 5;
 
 let model, abort, source, busy = false, stream;
 
-const amount = bytes => bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+const amount = n => n < 1e3 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(0)} kB` : `${(n / 1e6).toFixed(1)} MB`;
 const say = text => { $('status').textContent = text; };
 
 async function start() {
@@ -28,7 +28,7 @@ async function start() {
       cache: true,
       signal: abort.signal,
       onProgress({loaded, total}) {
-        $('progress').value = loaded / total;
+        $('progress').value = total ? loaded / total : 1;
         $('amount').textContent = `${amount(loaded)} of ${amount(total)}`;
       },
     });

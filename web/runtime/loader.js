@@ -12,7 +12,6 @@ export class TinyedgeError extends Error {
   }
 }
 
-const CHUNK = 4 << 20; // bytes that are checked at once, as the exporter hashes them
 const STALL = 60_000; // milliseconds for which a download may stand still
 
 const TYPES = {
@@ -72,8 +71,8 @@ function stream(body) {
 export async function download(file, context, take) {
   const {signal} = context;
   const url = context.baseUrl ? new URL(file.name, context.baseUrl) : new URL(file.url);
-  const fail = (code, what, cause) => new TinyedgeError(code, `${file.name}: ${what}`, cause);
-  const chunk = new Uint8Array(Math.min(CHUNK, file.size));
+  const fail = (code, what, cause) => new TinyedgeError(code, `${file.name} ${what}`, cause);
+  const chunk = new Uint8Array(Math.min(context.chunk, file.size));
   let source, forget, filled = 0, done = 0;
   try {
     ({source, forget} = await opened(file, url, context));
@@ -93,7 +92,7 @@ export async function download(file, context, take) {
         context.advance(part.length);
         if (filled < chunk.length && done + filled < file.size) break;
         const bytes = chunk.subarray(0, filled);
-        if (!await intact(bytes, file.hashes[done / CHUNK])) {
+        if (!await intact(bytes, file.hashes[done / context.chunk])) {
           throw fail('integrity', forget ? 'is damaged, and its cached copy is removed; load '
             + 'again' : 'is damaged: another SHA-256 than the exported one; put the bundle there again');
         }
@@ -224,18 +223,20 @@ function checked(model, inputs, isBuffer) {
   }
   const given = model.inputs.map(({name, dtype, shape: form}) => {
     const value = inputs[name];
-    if (value === null || typeof value !== 'object') {
-      throw wrong(`input ${name} is missing; pass a ${TYPES[dtype].name} of shape ${show(form)}`);
+    const tensor = !isBuffer(value) && value?.data !== undefined;
+    const data = tensor ? value.data : value, tag = data?.[Symbol.toStringTag];
+    const fits = [TYPES[dtype].name, ALSO[dtype] ?? ''].includes(tag);
+    if (!isBuffer(data) && !fits) {
+      throw wrong(`input ${name} is ${data === undefined ? 'missing' : tag ?? typeof data}; pass a `
+        + `${TYPES[dtype].name} of shape ${show(form)}`);
     }
-    const data = value.data ?? value, tag = data[Symbol.toStringTag];
-    if (!isBuffer(data) && tag !== TYPES[dtype].name && tag !== ALSO[dtype]) {
-      throw wrong(`input ${name} is a ${tag ?? typeof data} but must be a ${TYPES[dtype].name} `
-        + `of shape ${show(form)}`);
-    }
-    const shape = value.data === undefined ? form : [...value.shape ?? form];
-    if (shape.length !== form.length || shape.some(Array.isArray)) {
+    const shape = tensor && value.shape ? [...value.shape] : form;
+    if (shape.some(Array.isArray)) {
       throw wrong(`input ${name} has open dimensions: pass {data, shape} with a shape like `
         + show(form));
+    }
+    if (shape.length !== form.length) {
+      throw wrong(`input ${name} has shape ${show(shape)} but must have ${show(form)}`);
     }
     return {name, data, shape, form, size: TYPES[dtype].BYTES_PER_ELEMENT};
   });
@@ -254,8 +255,9 @@ function checked(model, inputs, isBuffer) {
       throw wrong(`input ${name} has shape ${show(shape)} but must have ${show(expected)}`);
     }
     if (isBuffer(data) ? data.size < count * size : data.length !== count) {
-      throw wrong(`input ${name} has ${isBuffer(data) ? `${data.size} bytes` : data.length} but `
-        + `must have ${isBuffer(data) ? count * size : count} for shape ${show(expected)}`);
+      const [has, must, unit] = isBuffer(data) ? [data.size, count * size, 'bytes']
+        : [data.length, count, 'elements'];
+      throw wrong(`input ${name} has ${has} ${unit} but must have ${must} for ${show(expected)}`);
     }
   }
   const shapes = model.outputs.map(p => p.shape.map(d => evaluate(d, symbols)));
@@ -413,7 +415,7 @@ async function loadModel(model, backends, options = {}) {
   const total = files.reduce((sum, f) => sum + f.size, 0);
   let loaded = 0;
   const context = {
-    signal, tolerance: choice.plan.tolerance,
+    signal, chunk: model.chunk, tolerance: choice.plan.tolerance,
     baseUrl: baseUrl && new URL(baseUrl, globalThis.location?.href), stores: [],
     cache: cache ? await globalThis.caches?.open(cache === true ? 'tinyedge' : cache) : undefined,
     advance(bytes) { loaded += bytes; onProgress?.({loaded, total}); },
