@@ -20,12 +20,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import tinyedge
 from tests import web_plans
+from tinyedge import storage
 from tinyedge.cli import main
-from tinyedge.dtype import DTYPES
+from tinyedge.codegen.lower import Layout
+from tinyedge.compiler import physical
+from tinyedge.dtype import DTYPES, INT64
 from tinyedge.errors import InputError, PlanError
 from tinyedge.plan import Port
+from tinyedge.schedule import Buffer
 from tinyedge.web import bundle, export, script, types, vector, weights
 
 HERE = Path(__file__).resolve().parent / "web"
@@ -233,6 +236,29 @@ def test_stored_weights(kind: str) -> None:
     assert bytes(weights.rounded(plan, stored).constants) == stored.values
 
 
+@pytest.mark.parametrize("shape, order, block, quad, axes", [
+    ((8, 3, 5, 2), (0, 1, 2, 3), None, None, (0,)),
+    ((8, 3, 5, 2), (1, 2, 3, 0), (0, 4), None, (0,)),
+    ((6, 16, 12), (0, 1, 2), (1, 8), None, (0, 1)),
+    ((8, 16, 3), (0, 2, 1), (0, 4), 1, (0,)),
+    ((4, 8), (1, 0), None, None, (1,)),
+    ((1, 8), (0, 1), None, None, (0,)),
+])
+def test_channels_in_the_order_of_the_memory(
+        shape: tuple[int, ...], order: tuple[int, ...], block: tuple[int, int] | None,
+        quad: int | None, axes: tuple[int, ...]) -> None:
+    layout = Layout(shape, order, ((0, 0),) * len(shape), shape, block, quad=quad)
+    number = np.zeros(shape, np.int64)
+    for axis in axes:
+        index = np.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
+        number = number * shape[axis] + index
+    expected = physical(Buffer("w", INT64, layout, "const", array=number)).ravel()
+    element = np.arange(expected.size)
+    got = sum(element // stride % extent * factor
+              for stride, extent, factor in storage._digits(layout, list(shape), axes))
+    assert np.array_equal(got + 0 * element, expected)
+
+
 def test_made_inputs_are_exact_and_varied() -> None:
     for dtype in DTYPES:
         array = vector.made(Port("x", (5, 200), dtype), (5, 200), 3)
@@ -386,6 +412,39 @@ def test_gpu_buffers_without_a_copy() -> None:
     assert got["isTo"] and not got["problems"]
     assert "one of its own" in got["same"]["message"]
     assert "must have the usages" in got["usages"]["message"]
+
+
+@needs_page
+def test_worker() -> None:
+    got = value("page.mjs", "worker")
+    one, two, again = got["values"]
+    assert one == again != 0 and two == pytest.approx(2 * one)
+    loaded = [event["loaded"] for event in got["events"]]
+    assert loaded == sorted(loaded) and loaded[-1] == got["info"]["bytes"]
+    assert got["wrong"]["code"] == "input" and got["kept"] == web_plans.COUNT
+    assert got["stopped"]["name"] == "AbortError"
+    assert "worker.js is missing" in got["absent"]["message"]
+
+
+@needs_page
+@pytest.mark.parametrize("bundler", ["vite", "webpack"])
+def test_bundlers_without_a_plugin(bundler: str) -> None:
+    got = value("page.mjs", "bundlers")[bundler]
+    assert got["title"] == str(value("page.mjs", "lost")["whole"])
+    assert not got["problems"]
+
+
+@needs_page
+def test_types() -> None:
+    root = folder()
+    shutil.copy(HERE / "example.ts", root / "example.ts")
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, HERE / "node_modules/typescript/bin/tsc", "--noEmit", "--strict",
+         "--noUncheckedIndexedAccess", "--module", "esnext", "--moduleResolution", "bundler",
+         "--target", "es2022", "--lib", "es2022,dom", "example.ts"],
+        cwd=root, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert not done.returncode, done.stdout
 
 
 @needs_page

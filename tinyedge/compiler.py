@@ -63,6 +63,7 @@ from .schedule import (
     form,
 )
 from .shape import upper
+from .storage import record
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -763,6 +764,9 @@ class _Compiler:
         for o, blob in blobs:
             data[o:o + len(blob)] = blob
         self.place = place
+        if not self.target.canonical.startswith("cpu"):  # an exporter may narrow what it stores
+            provenance = {**provenance, "weights": record(self.graph, {
+                b: at for b, (arena, at, _) in place.items() if arena == CONSTANTS})}
         self.hazards = Hazards(place)
         steps = self.steps(self.program.items)
         code, entries = self.assemble()

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from .shape import upper
+
 if TYPE_CHECKING:
     from .codegen.lower import Layout
     from .graph import Valid
@@ -40,7 +42,7 @@ def record(graph: Valid, places: Mapping[Buffer, int]) -> tuple[Any, ...]:
         count = b.nbytes.hi // b.dtype.itemsize
         if b.dtype.name == "float32" and count >= LEAST:
             axes = channels.get(id(b.array), ())
-            room = [int(d) for d in b.layout.room]
+            room = [upper(d) for d in b.layout.room]
             digits = _digits(b.layout, room, axes) if axes else ()
             out.append((offset, count, prod(room[d] for d in axes), digits))
     return tuple(out)

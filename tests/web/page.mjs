@@ -6,6 +6,7 @@
 import {readFile} from 'node:fs/promises';
 import {join} from 'node:path';
 import {launch} from './browser.mjs';
+import {built} from './bundlers.mjs';
 import {serve} from './server.mjs';
 
 const [root, ...wanted] = process.argv.slice(2);
@@ -211,6 +212,39 @@ const scenarios = {
     const alive = await read(to);
     return {cpu, own, theirs, alive, isTo: given.y.data === to, same, usages, problems};
   })),
+
+  /** The model in a worker, from the page's side. */
+  worker: () => visit('csp', page => page.evaluate(async () => {
+    const {connect} = await import('/csp/hand/remote.js');
+    const start = () => new Worker('/csp/hand/worker.js', {type: 'module'});
+    const events = [], x = input(COUNT);
+    const model = await connect(start(), {onProgress: p => events.push(p)});
+    const [one, two] = await Promise.all([model.run({x}), model.run({x})]);
+    await model.reset();
+    const again = await model.run({x}), wrong = await failure(model.run({z: x}));
+    await model.dispose();
+    const {connect: slow} = await import('/slow/hand/remote.js');
+    const stop = new AbortController();
+    const stopped = await failure(slow(new Worker('/slow/hand/worker.js', {type: 'module'}),
+      {signal: stop.signal, onProgress: ({loaded}) => loaded && stop.abort()}));
+    const absent = await failure(connect(new Worker('/csp/nowhere.js', {type: 'module'})));
+    return {info: model.info, events, values: [one, two, again].map(r => r.y.data[5]), wrong,
+      stopped, absent, kept: x.length};
+  })),
+
+  /** Pages built by bundlers without a plugin. */
+  async bundlers() {
+    const out = {};
+    const names = await built(root);
+    for (const [name, path] of Object.entries(names)) {
+      out[name] = await visit('csp', async (page, context, problems) => {
+        await page.goto(`${server.origin}/csp/${path}/index.html`);
+        await page.waitForFunction(() => document.title !== 'waiting');
+        return {title: await page.title(), problems: [...problems]};
+      });
+    }
+    return out;
+  },
 
   /** The demo page of a classifier: a picture is chosen, dropped, and taken by the camera. */
   async picture() {
