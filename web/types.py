@@ -65,7 +65,7 @@ HEAD_GPU = """declare global {
 
 """
 
-RUN_GPU = """  /** Leaves the outputs on the GPU, in the model's buffers: valid until the next run. */
+RUN_GPU = """  /** Leaves the outputs on the GPU, in the model's own buffers, until the next run. */
   run(inputs: Inputs, options: { outputs: "gpu" }): Promise<GpuOutputs>;
   /** Writes outputs to the page's own buffers (usages STORAGE, COPY_SRC and COPY_DST). */
   run(inputs: Inputs, options: { outputs: OutputBuffers }): Promise<GpuOutputs>;
