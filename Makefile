@@ -10,7 +10,7 @@ VENV_PACKAGES := python3 python3-venv
 TEST_PACKAGES := qemu-user:qemu-aarch64 chromium:chromium nodejs:node npm:npm
 NPM := tests/web/node_modules/.installed
 
-.PHONY: demo test lint types unit bench fuzz soak wheel clean system
+.PHONY: demo test lint types unit bench bench-web fuzz soak wheel clean system
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m examples.demo
@@ -33,6 +33,10 @@ unit: $(VENV)/.installed system
 bench: $(VENV)/.installed
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]'
 	$(BIN)/python -m bench
+
+bench-web: $(VENV)/.installed system $(NPM)
+	npm install --prefix bench/browser --no-audit --no-fund --no-package-lock --silent
+	$(BIN)/python -m bench.web
 
 fuzz soak: $(VENV)/.installed
 	$(BIN)/python -m bench.$@
