@@ -236,9 +236,10 @@ class Kernel:
 
     buffers: (dtype, written) of each argument. symbols: names of the run-time symbols, in the
     order of the scalar arguments. grid: how many independent pieces; `grid_var` numbers them.
-    lanes: width of the vector variable. ahead: (buffer, elements): a vector that is loaded from the
-    buffer has what lies that much further fetched into the cache. flops, bytes: estimates for
-    reports.
+    lanes: width of the vector variable. local: number of a buffer -> elements, for those that are
+    no arguments (the last ones): memory of a piece, whose contents are gone after it. ahead:
+    (buffer, elements): a vector that is loaded from the buffer has what lies that much further
+    fetched into the cache. flops, bytes: estimates for reports.
     """
 
     name: str
@@ -248,6 +249,7 @@ class Kernel:
     grid: Expr
     body: tuple[Stmt, ...]
     lanes: int = 1
+    local: Mapping[int, int] = field(default_factory=dict)
     ahead: tuple[int, int] | None = None
     flops: int = 0
     bytes: int = 0
@@ -271,8 +273,8 @@ def show(e: Expr, names: Mapping[Expr, str] | None = None) -> str:
             terms.append(str(c0))
         return "(" + " + ".join(terms) + ")"
     args = ", ".join(show(a, names) for a in e.args)
-    if e.op in ("load", "load4"):
-        return f"b{e.attr}[{args}{':+4' if e.op == 'load4' else ''}]"
+    if e.op in ("load", "word"):
+        return f"b{e.attr}[{args}{':word' if e.op == 'word' else ''}]"
     if e.op in ("cast", "bitcast"):
         return f"{e.op}.{e.dtype.name}({args})"
     if e.op == "reduce":
@@ -413,7 +415,7 @@ def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
         return args[1] if args[0].attr else args[2]
     if x.op == "and":
         return symbolic.both(*args) if x.dtype is BOOL else op("and", *args)
-    if x.op in ("reduce", "reg", "hreduce", "const", "load4", "dot4"):
+    if x.op in ("reduce", "reg", "hreduce", "const", "word", "dot"):
         return make(x.op, args, x.attr, x.dtype, x.lo, x.hi)
     return op(x.op, *args, dtype=x.dtype)
 

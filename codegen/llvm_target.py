@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tinyedge.dtype import BFLOAT16, INT8, UINT8, DType
 from tinyedge.errors import InputError, UnsupportedError
 
 LEVELS = {"x86-64-v4": 64, "x86-64-v3": 32, "x86-64-v2": 16}
@@ -30,6 +31,19 @@ class CpuTarget:
     features: str
     vector_bytes: int
 
+    @property
+    def dots(self) -> dict[tuple[DType, DType], str]:
+        """What the target multiplies and adds at once (see `codegen.schedule.cpu.Dots`)."""
+        extra = self.canonical.split(",")[1:]
+        return dict(DOTS[f] for f in extra if f in DOTS)
+
+
+DOTS = {
+    "avx512vnni": ((UINT8, INT8), "vpdpbusd"), "avxvnni": ((UINT8, INT8), "vpdpbusd"),
+    "i8mm": ((UINT8, INT8), "usdot"), "avx512bf16": ((BFLOAT16, BFLOAT16), "dpbf16ps"),
+}
+"""Features that multiply and add neighbours at once: the operands' types, and the instruction as
+the renderer knows it."""
 
 EXTRAS = {
     "x86-64": "adx aes avx512bf16 avx512bitalg avx512fp16 avx512ifma avx512vbmi avx512vbmi2 "
@@ -39,6 +53,11 @@ EXTRAS = {
                "sve2",
 }
 """Features, in LLVM's names, that a target may ask for beyond those of its ARCH."""
+
+
+def extras(arch: str) -> list[str]:
+    """The features that a target of an architecture may ask for."""
+    return EXTRAS.get(arch, "").split()
 
 
 def parse_target(text: str) -> CpuTarget:
@@ -52,7 +71,7 @@ def parse_target(text: str) -> CpuTarget:
     arch, *extra = [p for p in rest.split(",") if p] or [host_arch()]
     if arch == "x86-64":
         arch = "x86-64-v2"
-    known = EXTRAS.get("x86-64" if arch in LEVELS else arch, "").split()
+    known = extras("x86-64" if arch in LEVELS else arch)
     if (arch in LEVELS or arch == "aarch64") and (odd := sorted(set(extra) - set(known))):
         raise InputError(f"target {text}: {odd[0]} is not a feature of {arch}; use some of "
                          f"{', '.join(known)}")

@@ -34,8 +34,8 @@ class Layout:
     before and after that hold `fill`, so that a padded read needs no test. room: per dimension,
     the physical extent with halo, and rounded up where whole vectors are wanted. block: (dimension,
     size) splits one dimension into blocks whose number varies slowest (packed weights). origin: a
-    part of a larger tensor starts there, and `room` is the larger one's. quad: a dimension,
-    divisible by 4, of which four neighbours stand innermost of all (packed 8-bit weights).
+    part of a larger tensor starts there, and `room` is the larger one's. quad: (dimension,
+    count that divides it): so many neighbours along it stand innermost of all, 32 bits together.
     """
 
     shape: Shape
@@ -44,12 +44,13 @@ class Layout:
     room: Shape
     block: tuple[int, int] | None = None
     origin: tuple[Dim, ...] | None = None
-    quad: int | None = None
+    quad: tuple[int, int] | None = None
 
     @cached_property
     def strides(self) -> tuple[Expr, ...]:
         out = [const(0)] * len(self.shape)
-        run = const(1 if self.quad is None else 4)
+        dimension, count = self.quad or (-1, 1)
+        run = const(count)
         if self.block:
             run = run * self.block[1]
         for d in reversed(self.order):
@@ -57,7 +58,7 @@ class Layout:
                 continue
             out[d] = run
             n = self.room[d]
-            run = run * (n if d != self.quad else lift(n) // 4)
+            run = run * (n if d != dimension else lift(n) // count)
         if self.block:
             out[self.block[0]] = run  # of a whole block
         return tuple(out)
@@ -73,15 +74,16 @@ class Layout:
     def offset(self, index: Index) -> Expr:
         """The element number of `index`."""
         parts: list[tuple[int, Expr]] = []
+        dimension, count = self.quad or (-1, 1)
         for d, (i, s) in enumerate(zip(index, self.strides)):
             i = i + self.halo[d][0]
             if self.origin is not None:
                 i = i + self.origin[d]
             if self.block and d == self.block[0]:
                 b = self.block[1]
-                parts += [(1, (i // b) * s), (1 if self.quad is None else 4, i % b)]
-            elif d == self.quad:
-                parts += [(1, (i // 4) * s), (1, i % 4)]
+                parts += [(1, (i // b) * s), (count, i % b)]
+            elif d == dimension:
+                parts += [(1, (i // count) * s), (1, i % count)]
             else:
                 parts.append((1, i * s))
         return symbolic.linear_sum(parts)

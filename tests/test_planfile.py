@@ -114,6 +114,12 @@ def tree(**changes: Any) -> bytes:
 # Reading back
 
 
+@pytest.mark.parametrize("size", (0, 1, planfile.SHARED_CHECKSUM, 2 * planfile.SHARED_CHECKSUM + 3))
+def test_checksums_of_parts_give_the_whole(size: int) -> None:
+    data = Random(size).randbytes(size)
+    assert planfile.checksum(memoryview(data)) == zlib.crc32(data)
+
+
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.name)
 def test_golden_files_load(path: Path) -> None:
     plan = planfile.read(path)

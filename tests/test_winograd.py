@@ -100,6 +100,45 @@ def test_padding_reaches_to_the_last_tile() -> None:
     assert interpret(graph, feeds)["y"].shape == (1, 32, 30, 30)
 
 
+def strided(c: int, k: int, size: tuple[int, ...], taps: tuple[int, ...], strides: tuple[int, ...]
+            ) -> tuple[Graph, dict[str, Array]]:
+    rank = 2 + len(taps)
+    x = g.placeholder("x", (1, c, *size), FLOAT32)
+    low = [0, 0, *(r // 2 for r in taps)]
+    p = g.pad(g.maximum(x, g.like(x, 0)), low, low)
+    out = [(int(str(d)) - r) // s + 1 for d, r, s in zip(p.shape[2:], taps, strides)]
+    one: list[Form] = [(0, ((i, 1),)) for i in range(2 * rank)]
+    window: list[Form] = [(0, ((i, s), (rank - 1 + i, 1))) for i, s in enumerate(strides, 2)]
+    y = g.contract(p, g.const(normal(k, c, *taps)), (1, k, *out), (c, *taps), (
+        (one[0], one[rank], *window), (one[1], one[rank], *one[rank + 1:2 * rank - 1])))
+    graph = Graph({"x": x}, {"y": g.maximum(y, g.like(y, 0))})
+    return graph, {"x": normal(*static(x.shape))}
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3"])
+@pytest.mark.parametrize("size, taps, strides", [
+    ((56, 56), (3, 3), (2, 2)), ((29, 57), (3, 3), (2, 2)), ((40, 40), (5, 3), (2, 1)),
+    ((40, 33), (3, 3), (1, 2)), ((300,), (4,), (2,)), ((60, 60), (3, 3), (3, 3)),
+    ((41, 40), (1, 3), (2, 2))])
+def test_strided_convolutions(size: tuple[int, ...], taps: tuple[int, ...],
+                              strides: tuple[int, ...], target: str) -> None:
+    graph, given = strided(64, 64, size, taps, strides)
+    check(graph, given, 2e-5, target)
+
+
+def test_where_strided_convolutions_are_taken_apart() -> None:
+    def transforms(*a: Any) -> int:
+        return sum(n.op == "winograd_in" for n in run(validate(strided(*a)[0])).nodes())
+
+    assert transforms(128, 128, (56, 56), (3, 3), (2, 2)) == 3
+    assert transforms(128, 128, (56, 56), (1, 1), (2, 2)) == 0
+    assert transforms(512, 512, (14, 14), (3, 3), (2, 2)) == 0  # weights from memory would hold it
+    # every part reads the one padded input
+    pads = [n for n in run(validate(strided(128, 128, (56, 56), (3, 3), (2, 2))[0])).nodes()
+            if n.op == "pad"]
+    assert pads and all(tuple(n["low"]) == (0, 0, 1, 1) for n in pads)
+
+
 def test_inexact_weights_stay_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tile(chosen(64, 64, 56)) == 4
     monkeypatch.setattr(Convolution, "error", lambda self, m: 1e-6 if m == 2 else 1e-3)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from math import prod
@@ -24,10 +24,11 @@ from .codegen import ir, symbolic
 from .codegen.ir import Expr, For, Kernel, Set, Stmt, Store, const, load, var
 from .codegen.lower import Index, Layout, Lower, combine, plain, reindex
 from .codegen.schedule import cpu as cpu_schedule
+from .codegen.schedule.chain import chain, renumbered
 from .codegen.schedule.search import Tuner
 from .codegen.schedule.winograd import Transform
 from .codegen.symbolic import TRUE, both, ge0
-from .dtype import INT8, UINT8
+from .dtype import BFLOAT16, FLOAT16, INT8, UINT8
 from .errors import InputError, UnsupportedError
 from .graph import Graph, Node, Valid
 from .memory import Access, Hazards, Timeline, pack
@@ -51,6 +52,7 @@ from .plan import (
 from .plan import Kernel as PlanKernel
 from .schedule import (
     Buffer,
+    ChainItem,
     CopyItem,
     FillItem,
     IfItem,
@@ -60,6 +62,7 @@ from .schedule import (
     Program,
     ScatterItem,
     SymbolBuffer,
+    contract_lane,
     form,
 )
 from .shape import upper
@@ -77,9 +80,9 @@ class Code:
     """What the plan needs to know of a kernel: everything that the cache keeps of it.
 
     text: LLVM IR of a function named k. loops: text of the loop IR. grid: pieces, as a `Size`.
-    inplace: numbers of buffers that are read only where the result is written. weights: the layout
-    chosen for constant weights: (order, room, block, quad). writes: numbers of buffers that it
-    writes.
+    inplace: numbers of buffers that are read only where the result is written. weights: of each
+    item that it computes, the layout chosen for constant weights: (order, room, block, quad) or ().
+    writes: numbers of buffers that it writes. buffers: how many it is given.
     """
 
     text: str
@@ -90,14 +93,19 @@ class Code:
     inplace: tuple[int, ...]
     weights: tuple[Any, ...] = ()
     writes: tuple[int, ...] = ()
+    buffers: int = 0
 
     def to_json(self) -> str:
         return json.dumps([self.text, self.loops, self.grid, self.symbols, self.lanes,
-                           self.inplace, self.weights, self.writes])
+                           self.inplace, self.weights, self.writes, self.buffers])
 
     @staticmethod
     def from_json(text: str) -> Code:
         return Code(*_tuples(json.loads(text)))
+
+
+NOTHING = Code("", "", 0, (), 1, ())
+"""Stands in the cache for items that are no chain."""
 
 
 def _tuples(x: Any) -> Any:
@@ -151,39 +159,48 @@ class _Packs:
         return self.made[key]
 
 
-def build_kernel(
-    item: KernelItem, width: int, packs: _Packs, memory: _Memory, dots: bool = False
-) -> Built | None:
-    """One item's kernel; None where there is nothing to compute."""
-    if any(d == 0 for d in item.node.shape if isinstance(d, int)):
-        return None
-    args = _Arguments()
-    args.number(item.target)
-    weights: Node | None = None
-    h = item.heavy
-    if h is not None and h.op == "contract" and h.inputs[1].op == "const" and \
-            h.inputs[1].value.size > 1 and h.inputs[0].op != "const":
-        weights = h.inputs[1]
-        args.buffers.append(Buffer("weights", weights.dtype, plain(weights.shape), "const"))
+class _Work:
+    """One item on its way to a kernel: its buffers, and how its expressions are made.
 
-    def read(n: Node, index: Index, guard: Expr) -> Expr | None:
-        if n is weights:
-            w = args.buffers[1]
+    weights: a contraction's constant operand, whose memory the schedule lays out.
+    """
+
+    def __init__(self, item: KernelItem, width: int, packs: _Packs,
+                 dots: cpu_schedule.Dots | None) -> None:
+        self.item, self.width, self.packs, self.dots = item, width, packs, dots
+        self.args = _Arguments()
+        self.args.number(item.target)
+        self.weights: Node | None = None
+        h = item.heavy
+        if h is not None and h.op == "contract" and h.inputs[1].op == "const" and \
+                h.inputs[1].value.size > 1 and h.inputs[0].op != "const":
+            self.weights = h.inputs[1]
+            self.args.buffers.append(
+                Buffer("weights", self.weights.dtype, plain(self.weights.shape), "const"))
+        self.lower = Lower(self.read, self.layout, h)
+        self.transform = item.node.op == "winograd_in" or \
+            h is not None and h.op == "winograd_out"
+
+    def read(self, n: Node, index: Index, guard: Expr) -> Expr | None:
+        if n is self.weights:
+            w = self.args.buffers[1]
             return load(1, w.layout.offset(index), n.dtype, _optional(
                 both(guard, w.layout.guard(index))))
-        b = item.where.get(n)
-        if b is None or b is item.target and n is item.node:
+        b = self.item.where.get(n)
+        if b is None or b is self.item.target and n is self.item.node:
             return None
         if isinstance(b, SymbolBuffer):
             return b.value
         g_ = both(guard, b.layout.guard(index))
-        return load(args.number(b), b.layout.offset(index), n.dtype, _optional(g_))
+        return load(self.args.number(b), b.layout.offset(index), n.dtype, _optional(g_))
 
-    def layout(n: Node) -> Layout | None:
+    def layout(self, n: Node) -> Layout | None:
+        item = self.item
         b = item.where.get(n)
         return b.layout if b is not None and not (b is item.target and n is item.node) else None
 
-    def store(index: Index) -> tuple[Expr, Expr]:
+    def store(self, index: Index) -> tuple[Expr, Expr]:
+        item = self.item
         shape = item.node.shape
         inside: Expr = TRUE
         if item.views:
@@ -199,50 +216,207 @@ def build_kernel(
         lay = item.target.layout
         return lay.offset(index), both(inside, lay.guard(index, write=True))
 
-    def chosen(lay: Layout) -> None:
-        assert weights is not None
-        args.buffers[1] = packs.get(weights, lay)
+    def copy(self) -> Built | None:
+        """The item as a copy, if that is all it does."""
+        if self.item.heavy is not None or self.transform:
+            return None
+        copy = as_copy(self.item, self.lower, self.store, self.args)
+        if copy is None:
+            del self.args.buffers[1:]
+        return copy
 
-    lower = Lower(read, layout, h)
-    transform = item.node.op == "winograd_in" or h is not None and h.op == "winograd_out"
-    if h is None and not transform:
-        copy = as_copy(item, lower, store, args)
-        if copy is not None:
-            return copy
-        del args.buffers[1:]
-    def scheduled(choice: cpu_schedule.Choice | None = None) -> cpu_schedule.Scheduler | Transform:
-        if transform:
-            return Transform(lower, item.node, store, width)
+    def scheduled(self, choice: cpu_schedule.Choice | None = None, feature: int | None = None
+                  ) -> cpu_schedule.Scheduler | Transform:
+        if self.transform:
+            return Transform(self.lower, self.item.node, self.store, self.width)
         return cpu_schedule.Scheduler(cpu_schedule.Spec(
-            lower, item.node, item.node.shape, _loop_order(item), store,
-            chosen if weights is not None else None), width, choice, dots)
+            self.lower, self.item.node, self.item.node.shape, _loop_order(self.item), self.store,
+            self.pack if self.weights is not None else None),
+            self.width, choice, self.dots, feature)
 
-    scheduler = scheduled()
+    def pack(self, layout: Layout) -> None:
+        assert self.weights is not None
+        self.args.buffers[1] = self.packs.get(self.weights, layout)
+
+    def packed(self) -> tuple[Any, ...]:
+        """The layout of the weights as the cache keeps it; () without."""
+        if self.weights is None:
+            return ()
+        lay = self.args.buffers[1].layout
+        return lay.order, lay.room, lay.block, lay.quad
+
+    def unpack(self, packed: tuple[Any, ...]) -> None:
+        """Lays the weights out as `packed` has said."""
+        if self.weights is not None and packed:
+            order, room, block, quad = packed
+            self.pack(Layout(self.weights.shape, order, ((0, 0),) * self.weights.rank, room,
+                             block, quad=quad))
+
+    def key(self, scheduler: cpu_schedule.Scheduler | Transform) -> str:
+        """Text that determines the kernel's code.
+
+        The room round each tensor decides what an overhanging vector may touch.
+        """
+        rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
+                 for b in self.args.buffers]
+        views = [(v.op, v.shape, v.attrs) for v in self.item.views]
+        return f"{rooms} {views}\n{scheduler.key()}"
+
+
+def build_kernel(
+    item: KernelItem, width: int, packs: _Packs, memory: _Memory,
+    dots: cpu_schedule.Dots | None = None,
+) -> Built | None:
+    """One item's kernel; None where there is nothing to compute."""
+    if any(d == 0 for d in item.node.shape if isinstance(d, int)):
+        return None
+    work = _Work(item, width, packs, dots)
+    if (copy := work.copy()) is not None:
+        return copy
+    buffers = work.args.buffers
+    scheduler = work.scheduled()
 
     def make(choice: cpu_schedule.Choice | None = None) -> Code:
-        code = describe((scheduler if choice is None else scheduled(choice)).kernel(),
-                        args.buffers)
-        if weights is None:
-            return code
-        lay = args.buffers[1].layout
-        return replace(code, weights=(lay.order, lay.room, lay.block, lay.quad))
+        code = describe((scheduler if choice is None else work.scheduled(choice)).kernel(), buffers)
+        return replace(code, weights=(work.packed(),))
 
     def tuned(tuner: Tuner) -> Code | None:
-        other = scheduled()
+        other = work.scheduled()
         choices = other.choices() if isinstance(other, cpu_schedule.Scheduler) else []
-        return tuner.best(choices, estimate(item, args.buffers)[0], make,
-                          lambda: [b.nbytes.hi for b in args.buffers]) if choices else None
+        return tuner.best(choices, estimate(item, buffers)[0], make,
+                          lambda: [b.nbytes.hi for b in buffers]) if choices else None
 
-    # the room round each tensor decides what an overhanging vector may touch
-    key = scheduler.key()
-    rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
-             for b in args.buffers]
-    views = [(v.op, v.shape, v.attrs) for v in item.views]
-    code = memory.code(f"{rooms} {views}\n{key}", make, tuned)
-    if weights is not None and code.weights:
-        order, room, block, quad = code.weights
-        chosen(Layout(weights.shape, order, ((0, 0),) * weights.rank, room, block, quad=quad))
-    return Built(code, args.buffers, item.nodes, *estimate(item, args.buffers))
+    code = memory.code(work.key(scheduler), make, tuned)
+    work.unpack(code.weights[0])
+    return Built(code, buffers, item.nodes, *estimate(item, buffers))
+
+
+class _Link:
+    """An item that may be done piece by piece with others, and what that depends on.
+
+    kind: "rows" (elementwise, or folds along one dimension), "product" (both operands computed),
+    "depthwise" or "dense" (constant weights); "": it may not. feature: the dimension whose places
+    stay together; None: any.
+    """
+
+    def __init__(self, item: KernelItem, reads: set[Buffer]) -> None:
+        h, n = item.heavy, item.node
+        self.item, self.reads = item, reads
+        self.kind = ""
+        self.feature: int | None = None
+        if item.shift is not None or not all(isinstance(d, int) and d for d in n.shape) or \
+                n.op in ("winograd_in", "scatter"):
+            return
+        if h is None:
+            self.kind = "rows"
+        elif h.op == "reduce" and len(h["axes"]) == 1 and h.rank == n.rank:
+            self.kind, self.feature = "rows", h["axes"][0]
+        elif h.op == "contract" and (lane := contract_lane(h)) is not None:
+            self.feature = lane
+            both_use = all(any(i == lane for _, terms in forms for i, _ in terms)
+                           for forms in h["maps"])
+            self.kind = "product" if h.inputs[1].op != "const" else \
+                "depthwise" if both_use else "dense"
+
+    def follows(self, run: Sequence[_Link]) -> bool:
+        """Whether it is worth trying to do this one with those before it."""
+        if not self.kind or self.kind == "depthwise" or \
+                self.item.node.rank != run[0].item.node.rank or \
+                self.reads.isdisjoint(x.item.target for x in run) or \
+                len({x.feature for x in (*run, self)} - {None}) > 1:
+            return False
+        if self.kind != "dense":
+            return run[0].kind in ("rows", "product")
+        # weights are read anew for every piece: few, and for the sake of much
+        assert self.item.heavy is not None
+        weights = self.item.heavy.inputs[1].value.nbytes
+        return len(run) == 1 and run[0].kind == "depthwise" and weights <= CHAINED_WEIGHTS and \
+            run[0].item.target.nbytes.hi >= CHAINED_BYTES
+
+
+def reading(item: Item) -> set[Buffer]:
+    """The buffers that an item reads, those inside of control flow too."""
+    if isinstance(item, CopyItem):
+        return {item.source}
+    if isinstance(item, FillItem):
+        return {item.target}
+    if isinstance(item, IfItem | LoopItem):
+        parts = [*item.then, *item.other] if isinstance(item, IfItem) else item.body
+        more = {item.cond} if isinstance(item, IfItem) else {item.cond, item.trips}
+        return more.union(*map(reading, parts))
+    if isinstance(item, ChainItem):
+        return set().union(*map(reading, item.items))
+    out: set[Buffer] = set()
+    seen: set[Node] = set()
+    stack = list(item.node.inputs) if item.where.get(item.node) is item.target else [item.node]
+    while stack:
+        n = stack.pop()
+        if n not in seen:
+            seen.add(n)
+            if (found := item.where.get(n)) is not None:
+                out.add(found)
+            else:
+                stack.extend(n.inputs)
+    return out
+
+
+CHAINED_WEIGHTS, CHAINED_BYTES = 1 << 17, 1 << 20
+"""Most bytes of weights, and least of what a depthwise convolution computes, for which the product
+behind it is done piece by piece: the second-level cache holds the first and not the second."""
+LEAST_PIECES, LITTLE = 8, 200_000
+"""Pieces that a chain has at least, unless all its operations and bytes are that few."""
+PASSED = 4
+"""Items between two links of a chain that may be done before it."""
+
+
+def build_chain(
+    links: Sequence[_Link], dead: set[Buffer], width: int, packs: _Packs, memory: _Memory,
+    dots: cpu_schedule.Dots | None,
+) -> Built | None:
+    """The items as one kernel; None where that can't be. dead: buffers that no other item reads."""
+    feature = next((x.feature for x in links if x.feature is not None), None)
+    works = [_Work(x.item, width, packs, dots) for x in links]
+    if feature is None or any(w.copy() is not None for w in works):
+        return None
+    schedulers = [w.scheduled(feature=feature) for w in works]
+    union: list[Buffer] = []
+    for w in works:
+        union += [b for b in w.args.buffers if b not in union]
+    # the result first, as in other kernels, and last what may be a piece's own
+    union.sort(key=lambda b: (b is not works[-1].args.buffers[0], b in dead))
+    numbers = [{i: union.index(b) for i, b in enumerate(w.args.buffers)} for w in works]
+    written = [w.args.buffers[0] for w in works]
+    shared = [b for k, b in enumerate(written) if any(b in w.args.buffers for w in works[k + 1:])]
+    if any(a is not b and a.root is b.root for a in written for b in union):
+        return None
+    flops = sum(estimate(x.item, [])[0] for x in links)
+    moved = sum(b.nbytes.hi for b in union if b not in shared)
+
+    def make() -> Code:
+        nests = []
+        for s, n in zip(schedulers, numbers):
+            assert isinstance(s, cpu_schedule.Scheduler)
+            nests.append(renumbered(s.nest(), n))
+        k = chain(nests, [union.index(b) for b in shared],
+                  {i: b.dtype.itemsize for i, b in enumerate(union) if b in dead})
+        if k is None or k.grid.hi < LEAST_PIECES and flops + moved > LITTLE:
+            return NOTHING
+        for w, n in zip(works, numbers):  # weights have been laid out
+            for i, b in enumerate(w.args.buffers):
+                union[n[i]] = b
+        return replace(describe(k, union), inplace=(), weights=tuple(w.packed() for w in works))
+
+
+    keys = "\n".join(f"{n} {w.key(s)}" for n, w, s in zip(numbers, works, schedulers))
+    code = memory.code(f"chain {feature} {len(dead)}\n{keys}", make)
+    if not code.text:
+        return None
+    for w, packed, n in zip(works, code.weights, numbers):
+        w.unpack(packed)
+        for i, b in enumerate(w.args.buffers):
+            union[n[i]] = b
+    nodes = tuple(dict.fromkeys(n for x in links for n in x.item.nodes))
+    return Built(code, union[:code.buffers], nodes, flops, moved)
 
 
 class _Memory:
@@ -367,7 +541,7 @@ def describe(k: Kernel, buffers: Sequence[Buffer]) -> Code:
     table = tuple((b.dtype, i in written) for i, b in enumerate(buffers))
     k = replace(k, buffers=table, symbols=tuple(symbols))
     return Code(render(k), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes, inplace(k),
-                writes=tuple(sorted(written)))
+                writes=tuple(sorted(written - set(k.local))), buffers=len(buffers) - len(k.local))
 
 
 def inplace(k: Kernel) -> tuple[int, ...]:
@@ -544,7 +718,7 @@ def physical(b: Buffer) -> np.ndarray[Any, Any]:
     # what a dimension is split into, each part with its axis; innermost last
     parts, shape = [[d] for d in range(len(room))], list(room)
     for d, size in [*([lay.block] if lay.block else []),
-                    *([(lay.quad, 4)] if lay.quad is not None else [])]:
+                    *([lay.quad] if lay.quad else [])]:
         at = parts[d][0]
         shape[at:at + 1] = [shape[at] // size, size]
         parts = [[a + (a > at) for a in p] for p in parts]
@@ -553,25 +727,25 @@ def physical(b: Buffer) -> np.ndarray[Any, Any]:
     blocks = [parts[lay.block[0]][0]] if lay.block else []
     middle = [parts[d][0] for d in lay.order if not lay.block or d != lay.block[0]]
     inner = [parts[lay.block[0]][1]] if lay.block else []
-    quad = [parts[lay.quad][1]] if lay.quad is not None else []
+    quad = [parts[lay.quad[0]][1]] if lay.quad else []
     return np.ascontiguousarray(out.transpose([*blocks, *middle, *inner, *quad]))
 
 
-def flat(items: list[Item]) -> list[KernelItem | ScatterItem | FillItem | CopyItem]:
+def flat(items: list[Item]) -> list[KernelItem | ChainItem | ScatterItem | FillItem | CopyItem]:
     """What computes something, inside of control flow too."""
-    out: list[KernelItem | ScatterItem | FillItem | CopyItem] = []
+    return [i for i in every(items) if not isinstance(i, IfItem | LoopItem)]
+
+
+def every(items: Sequence[Item]) -> Iterator[Item]:
+    """All items, those inside of control flow too."""
     for i in items:
-        if isinstance(i, IfItem):
-            out += flat(i.then) + flat(i.other)
-        elif isinstance(i, LoopItem):
-            out += flat(i.body)
-        else:
-            out.append(i)
-    return out
+        yield i
+        yield from every([*i.then, *i.other] if isinstance(i, IfItem) else
+                         i.body if isinstance(i, LoopItem) else [])
 
 
-DOTS = "avx512vnni"
-"""The feature that quantised contractions are made for: products of bytes, added in fours."""
+BYTES, SHORT = (UINT8, INT8), (BFLOAT16, BFLOAT16)
+"""Types of operands that some targets multiply and add at once."""
 
 
 def quantised(graph: Valid) -> bool:
@@ -596,7 +770,7 @@ class _Compiler:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
         self.width: int = target.vector_bytes
-        self.dots: bool = DOTS in target.features
+        self.dots: cpu_schedule.Dots = target.dots
         self.program = form(graph, self.width)
         self.packs = _Packs(self.program)
         self.memory = _Memory(cache, self.tuner(tune) if tune else None)
@@ -621,13 +795,69 @@ class _Compiler:
                     if i.heavy is not None and i.heavy.op == "contract")
         return Tuner(seconds, total, self.target)
 
+    def link(self, items: list[Item]) -> list[Item]:
+        """The items with those joined that can be done piece by piece."""
+        out: list[Item] = []
+        left = list(items)
+        while left:
+            first = left.pop(0)
+            if isinstance(first, IfItem):
+                first.then, first.other = self.link(first.then), self.link(first.other)
+            elif isinstance(first, LoopItem):
+                first.body = self.link(first.body)
+            elif isinstance(first, KernelItem):
+                chained = self.chain(_Link(first, self.reads[first]), left)
+                if chained is not None:
+                    made, built, before = chained
+                    self.built[made] = [built]
+                    out += before
+                    left = [x for x in left if x not in before and x not in made.items]
+                    first = made
+            out.append(first)
+        return out
+
+    def chain(self, first: _Link, items: Sequence[Item]
+              ) -> tuple[ChainItem, Built, list[Item]] | None:
+        """The longest chain that begins with a link, and which of the items behind that are to be
+        done before it; None where there is none."""
+        if first.kind in ("", "dense"):
+            return None
+        run, best = [first], None
+        passed: list[Item] = []
+        for item in items:
+            if sum(not isinstance(x, FillItem) for x in passed) > PASSED or \
+                    isinstance(item, IfItem | LoopItem):
+                break
+            link = _Link(item, self.reads[item]) if isinstance(item, KernelItem) else None
+            if link is None or not link.follows(run):
+                if not self.reads[item].isdisjoint(x.item.target for x in run):
+                    break
+                passed.append(item)
+                continue
+            together = [*run, link]
+            among = {x.item for x in together}
+            dead = {b for b in (x.item.target for x in run) if b.kind == "scratch"
+                    and b.parent is None and not any(
+                        b in reads for i, reads in self.reads.items() if i not in among)
+                    and not any(x.parent is b for x in self.program.buffers)}
+            built = build_chain(together, dead, self.width, self.packs, self.memory, self.dots)
+            if built is None:
+                break
+            run = together
+            best = ChainItem(tuple(x.item for x in run)), built, list(passed)
+        return best
+
     def build_all(self) -> None:
         """Makes every kernel's code and the timeline of accesses."""
+        self.reads = {i: reading(i) for i in every(self.program.items)}
+        self.program.items = self.link(self.program.items)
         items = flat(self.program.items)
         for done, i in enumerate(items):
             self.progress("kernels", done, len(items))
             b: Built | None = None
-            if isinstance(i, KernelItem):
+            if isinstance(i, ChainItem):
+                [b] = self.built[i]
+            elif isinstance(i, KernelItem):
                 b = build_kernel(i, self.width, self.packs, self.memory, self.dots)
             elif isinstance(i, ScatterItem):
                 b = build_scatter(i)
@@ -652,7 +882,12 @@ class _Compiler:
 
     def name(self, text: str, item: Item) -> str:
         """op_dtype_shape_digest: the same for the same code in every plan."""
-        if isinstance(item, KernelItem):
+        if isinstance(item, ChainItem):
+            last = item.items[-1].node
+            kinds = {x.heavy.op for x in item.items if x.heavy is not None}
+            shape = "x".join(str(upper(d)) for d in last.shape)
+            stem = f"{'chain' if 'contract' in kinds else 'rows'}_{last.dtype.name}_{shape}"
+        elif isinstance(item, KernelItem):
             h = item.heavy
             if h is None:
                 what = item.node.op if item.node.op == "winograd_in" else "map"
@@ -689,13 +924,15 @@ class _Compiler:
             return Access((), ())
         b = self.built[i][0]
         target = b.buffers[0]
-        reads = tuple(x.root for n, x in enumerate(b.buffers) if n > 0)
+        written = b.code.writes if b.code is not None else (0,)
+        writes = tuple(b.buffers[n].root for n in written)
+        reads = tuple(x.root for n, x in enumerate(b.buffers) if n not in written)
         if isinstance(i, ScatterItem):
             reads = (target.root, *reads)
         if b.code is None:
-            return Access(reads, (target.root,), moves=True)
+            return Access(reads, writes, moves=True)
         whole = target.parent is None
-        return Access(reads, (target.root,), tuple(
+        return Access(reads, writes, tuple(
             b.buffers[n] for n in b.code.inplace if whole and b.buffers[n].parent is None))
 
     def alias_states(self) -> None:
@@ -866,17 +1103,18 @@ def _producer() -> str:
 def compile_graph(
     graph: Graph, target: str = "cpu", *, progress: Progress | None = None, cache: bool = True,
     provenance: Mapping[str, Any] | None = None, metadata: Mapping[str, str] | None = None,
-    tune: float = 0, float16: bool = False,
+    tune: float = 0, float16: bool = False, bfloat16: bool = False,
 ) -> Plan:
     """Compiles a graph for a CPU target, or several (``cpu:x86-64-v3+v4``) into one plan.
 
     tune: seconds for which schedules are measured on this machine; what is found stays in the
     cache, also for later compilations that ask for no search. progress(stage, done, of) is called
-    as work goes on. float16: weights are stored in that type, sums made in float32. Raises
-    UnsupportedError (with the node's name) for what the target can't do,
+    as work goes on. float16, bfloat16: weights are stored in that type, sums made in float32; on a
+    target with avx512bf16 (this machine, where it has it) products are of bfloat16 values too.
+    Raises UnsupportedError (with the node's name) for what the target can't do,
     ShapeError for dimensions that don't fit, InputError for a search on another kind of machine.
     """
-    from .codegen.llvm_target import parse_target, parse_targets
+    from .codegen.llvm_target import DOTS, extras, parse_target, parse_targets
     from .drivers.cpu import features
     from .passes import narrow, optimize, winograd
 
@@ -884,19 +1122,25 @@ def compile_graph(
     targets = parse_targets(target)
     checked = g.validate(graph)
     plans = []
+    if float16 and bfloat16:
+        raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
     for cpu in targets:
-        valid = optimize(checked, DOTS in cpu.features)
-        if target == "cpu" and DOTS not in cpu.features and quantised(valid) and \
-                not features.missing(cpu.cpu, (DOTS,)):
-            # this machine, with what is asked for only where it is used
-            cpu = parse_target(f"{cpu.canonical},{DOTS}")
-            valid = optimize(checked, True)
+        valid = optimize(checked, BYTES in cpu.dots)
+        if target == "cpu":  # this machine, with what is asked for only where it is used
+            wanted = (BYTES,) * quantised(valid) + (SHORT,) * bfloat16
+            for f, (operands, _) in DOTS.items():
+                if operands in wanted and operands not in cpu.dots and \
+                        f in extras(cpu.arch) and not features.missing(cpu.cpu, (f,)):
+                    cpu = parse_target(f"{cpu.canonical},{f}")
+            valid = optimize(checked, BYTES in cpu.dots)
+        if bfloat16 and SHORT in cpu.dots:
+            valid = narrow.run(valid, BFLOAT16, both=True)
         valid = winograd.run(valid)
-        if float16:
-            if cpu.cpu == "x86-64-v2":
-                raise InputError(f"--float16: {cpu.canonical} has no instructions for it; leave "
-                                 "one of them out")
-            valid = narrow.run(valid)
+        if (float16 or bfloat16) and cpu.cpu == "x86-64-v2":
+            raise InputError(f"--{'b' * bfloat16}float16: {cpu.canonical} has no instructions for "
+                             "it; leave one of them out")
+        if float16 or bfloat16:
+            valid = narrow.run(valid, FLOAT16 if float16 else BFLOAT16)
         plans.append(_Compiler(valid, cpu, progress, cache, tune).plan(
             provenance or {}, metadata or {}))
     plans[0].variants = tuple(plans[1:])
@@ -910,18 +1154,20 @@ def compile(
     shapes: Mapping[str, Sequence[int]] | None = None,
     states: Mapping[str, str] | None = None,
     progress: Progress | None = None, cache: bool = True, tune: float = 0, float16: bool = False,
+    bfloat16: bool = False,
 ) -> Plan:
     """Compiles an ONNX model to a plan; `plan.save(path)` writes it.
 
     model: a file's path, a file's bytes, a ModelProto, or a Graph. dims: named dimension -> size,
     or (lowest, highest) to keep it open. shapes: input -> all its dimensions. states: output -> the
-    input that receives it on the next run. tune, float16: see `compile_graph`. Raises ModelError,
+    input that receives it on the next run. tune, float16, bfloat16: see
+    `compile_graph`. Raises ModelError,
     UnsupportedError and ShapeError as the importer and `compile_graph` do, InputError for what is
     no model.
     """
     if isinstance(model, Graph):
         return compile_graph(model, target, progress=progress, cache=cache, tune=tune,
-                             float16=float16)
+                             float16=float16, bfloat16=bfloat16)
     from . import onnx
 
     loaded = onnx.load(model, dims=dims or {}, shapes=shapes or {}, states=states or {})
@@ -935,11 +1181,12 @@ def compile(
         "options": {
             "target": target, "dims": {k: str(v) for k, v in (dims or {}).items()},
             "shapes": {k: tuple(v) for k, v in (shapes or {}).items()},
-            "states": dict(states or {}), "float16": float16,
+            "states": dict(states or {}), "float16": float16, "bfloat16": bfloat16,
         },
     }
     return compile_graph(loaded, target, progress=progress, cache=cache, provenance=provenance,
-                         metadata=loaded.metadata, tune=tune, float16=float16)
+                         metadata=loaded.metadata, tune=tune, float16=float16,
+                         bfloat16=bfloat16)
 
 
 __all__ = ["compile", "compile_graph"]

@@ -30,6 +30,11 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
+        if self.name == "bfloat16":
+            import ml_dtypes  # comes with onnx; where plans run no array has this type
+
+            short: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return short
         return np.dtype(self.name)
 
     @property
@@ -57,6 +62,8 @@ BOOL = DType("bool", "b", 8)
 INT8, INT16, INT32, INT64 = (DType(f"int{b}", "i", b) for b in (8, 16, 32, 64))
 UINT8, UINT16, UINT32, UINT64 = (DType(f"uint{b}", "u", b) for b in (8, 16, 32, 64))
 FLOAT16, FLOAT32, FLOAT64 = (DType(f"float{b}", "f", b) for b in (16, 32, 64))
+BFLOAT16 = DType("bfloat16", "f", 16)
+"""float32 without its lower half; only inside a graph, never of an input or output."""
 
 DTYPES = {
     t.name: t

@@ -41,8 +41,8 @@ on integers. ``max`` and ``min`` give nan if either operand is nan, as reduction
 ``a[A(o, r)] * b[B(o, r)]``. ``maps = (A, B)``; each is a tuple with one affine form for every
 dimension of its operand: ``(constant, ((index, coefficient), ...))``, where indices number
 ``o`` first and then ``r``. Every access is in bounds; padding is written as ``pad``. Sums are made
-in the accumulation type, float32 for float16, else the node's own. ``b`` may be float16 where ``a``
-and the result are float32, and uint8 with int8 gives int32.
+in the accumulation type, float32 for float16, else the node's own. ``b`` may be float16 or bfloat16
+where ``a`` and the result are float32; bfloat16 with itself gives float32, uint8 with int8 int32.
 
 ``winograd_in(x)`` and ``winograd_out(v)`` are the linear transforms of a minimal filter F(tile,
 taps) before and after its products (`tinyedge.winograd`): x [N, C, *S] -> [products, N, C, *tiles],
@@ -78,7 +78,19 @@ import numpy as np
 
 from . import shape as shapes
 from . import winograd
-from .dtype import BOOL, DTYPES, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, DType, dtype_of
+from .dtype import (
+    BFLOAT16,
+    BOOL,
+    DTYPES,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    INT32,
+    INT64,
+    UINT8,
+    DType,
+    dtype_of,
+)
 from .errors import ShapeError, UnsupportedError
 from .shape import Dim, Shape, dim, same
 
@@ -203,7 +215,7 @@ def placeholder(name: str, shape: Sequence[Dim], dtype: DType) -> Node:
 def const(value: Any, dtype: DType | None = None) -> Node:
     """A constant from a numpy array, scalar or nested list."""
     array = np.asarray(value, dtype=None if dtype is None else dtype.numpy)
-    kind = dtype_of(array)
+    kind = BFLOAT16 if dtype is BFLOAT16 else dtype_of(array)
     if array.flags.writeable or not array.flags.c_contiguous:
         array = np.array(array, order="C", copy=True)
         array.flags.writeable = False
@@ -298,13 +310,20 @@ def reduce(kind: str, x: Node, axes: Iterable[int], keep: bool = True) -> Node:
     return reshape(out, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
 
+MIXTURES = {
+    (UINT8, INT8): INT32, (FLOAT32, FLOAT16): FLOAT32, (FLOAT32, BFLOAT16): FLOAT32,
+    (BFLOAT16, BFLOAT16): FLOAT32,
+}
+"""Types of a contraction's operands -> of its sums, where these are not all the same."""
+
+
 def contract(
     a: Node, b: Node, shape: Sequence[Dim], reduce: Sequence[Dim],
     maps: tuple[tuple[Form, ...], ...],
 ) -> Node:
     """The sum over reduction indices of a[..] * b[..]; see the module's page for `maps`."""
-    kind = INT32 if (a.dtype, b.dtype) == (UINT8, INT8) else a.dtype
-    if a.dtype is not b.dtype and kind is a.dtype and (a.dtype, b.dtype) != (FLOAT32, FLOAT16):
+    kind = MIXTURES.get((a.dtype, b.dtype)) or a.dtype
+    if a.dtype is not b.dtype and (a.dtype, b.dtype) not in MIXTURES:
         raise _fail("contract", f"operands have different types {a.dtype} and {b.dtype}")
     shape, reduce = tuple(dim(d) for d in shape), tuple(dim(d) for d in reduce)
     extents = shape + reduce
@@ -393,7 +412,7 @@ def pad(x: Node, low: Sequence[int], high: Sequence[int], value: float | int = 0
     if not any(low) and not any(high):
         return x
     shape = tuple(dim(a + d + b) for a, d, b in zip(low, x.shape, high))
-    v = const(np.array(value, x.dtype.numpy))["value"]
+    v = const(np.array(value, x.dtype.numpy), x.dtype)["value"]
     return node("pad", (x,), shape, x.dtype, low=tuple(low), high=tuple(high), value=v)
 
 
@@ -600,7 +619,7 @@ def validate(graph: Graph) -> Valid:
 def _check(n: Node) -> None:
     if n.op not in OPS:
         raise UnsupportedError(f"node '{n.source}': {n.op} is not an operation of the tensor IR")
-    if n.dtype.name not in DTYPES:
+    if n.dtype.name not in DTYPES and n.dtype is not BFLOAT16:
         raise UnsupportedError(f"node '{n.source}': element type {n.dtype} is unknown")
     if n.op in ELEMENTWISE:
         count = 3 if n.op == "where" else 2 if n.op in BINARY else 1

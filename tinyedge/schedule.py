@@ -20,7 +20,7 @@ from .codegen import symbolic
 from .codegen.ir import Expr, const, load, var
 from .codegen.lower import HEAVY, Index, Layout, Lower, accumulator, plain, reindex
 from .codegen.symbolic import TRUE, both, lift
-from .dtype import BOOL, INT64, UINT8, DType
+from .dtype import BFLOAT16, BOOL, INT64, UINT8, DType
 from .graph import ELEMENTWISE, VIEWS, Graph, Node, Valid
 from .shape import Dim, Shape, same, size, upper
 
@@ -77,6 +77,13 @@ class KernelItem:
 
 
 @dataclass(eq=False)
+class ChainItem:
+    """Items that one kernel computes, piece by piece."""
+
+    items: tuple[KernelItem, ...]
+
+
+@dataclass(eq=False)
 class ScatterItem:
     """Puts a scatter's updates into `target`, which holds a copy of its data already."""
 
@@ -118,7 +125,7 @@ class LoopItem:
     nodes: tuple[str, ...] = ()
 
 
-Item = KernelItem | ScatterItem | FillItem | CopyItem | IfItem | LoopItem
+Item = KernelItem | ChainItem | ScatterItem | FillItem | CopyItem | IfItem | LoopItem
 
 
 @dataclass
@@ -479,18 +486,20 @@ class _Former:
             if lane is None:
                 continue
             pairs = [(x, forms, lane) for x, forms in zip(n.inputs, n["maps"])]
-            if n.inputs[0].dtype is UINT8:
-                # bytes are read in fours along the index that is summed over
+            if n.inputs[0].dtype in (UINT8, BFLOAT16):
+                # read by 32 bits along the index that is summed over
+                count = 32 // n.inputs[0].dtype.bits
                 pairs += [(n.inputs[0], n["maps"][0], n.rank + i) for i, d in enumerate(n["reduce"])
-                          if isinstance(d, int) and d % 4 == 0 and
+                          if isinstance(d, int) and d % count == 0 and
                           (0, ((n.rank + i, 1),)) in n["maps"][1]]
             for x, forms, index in pairs:
                 if not any(i == index for _, terms in forms for i, _ in terms):
                     continue
-                v = var("wish", 0, max(upper((*n.shape, *n["reduce"])[index]) - 1, 1))
+                where = [var(f"w{i}", 0, max(upper(d) - 1, 1))
+                         for i, d in enumerate((*n.shape, *n["reduce"]))]
+                v = where[index]
                 at: tuple[Expr, ...] = tuple(symbolic.linear_sum(
-                    ((c, v if i == index else const(0)) for i, c in terms), c0)
-                    for c0, terms in forms)
+                    ((c, where[i]) for i, c in terms), c0) for c0, terms in forms)
                 for m, i in self._reached(x, at):
                     moved = [d for d, e in enumerate(i) if v in e.vars]
                     if len(moved) == 1 and m.op not in LEAVES and m not in self.direct and \
@@ -754,6 +763,6 @@ def contract_lane(h: Node) -> int | None:
 
 
 __all__ = [
-    "Buffer", "CopyItem", "FillItem", "IfItem", "Item", "KernelItem", "LoopItem", "Program",
-    "ScatterItem", "both", "form", "lift", "reindex", "Shape", "TRUE",
+    "Buffer", "ChainItem", "CopyItem", "FillItem", "IfItem", "Item", "KernelItem", "LoopItem",
+    "Program", "ScatterItem", "both", "form", "lift", "reindex", "Shape", "TRUE",
 ]

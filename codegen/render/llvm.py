@@ -11,18 +11,25 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from tinyedge.dtype import BOOL, FLOAT32, FLOAT64, INT32, DType
+from tinyedge.dtype import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, DType
 
 from .. import symbolic
 from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, const, runs, substitute, value_of, var
 
-TYPES = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
+TYPES = {"bool": "i1", "float16": "half", "bfloat16": "bfloat", "float32": "float",
+         "float64": "double"}
 FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 INT_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor",
            "shl": "shl"}
 INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven",
               "trunc": "trunc", "abs": "fabs"}
 FLOAT_TESTS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole"}
+DOTS = {
+    "vpdpbusd": ("i32", 1, "llvm.x86.avx512.vpdpbusd.{bits}"),  # AVX-512 VNNI, AVX-VNNI
+    "usdot": ("i8", 4, "llvm.aarch64.neon.usdot.v4i32.v16i8"),  # Arm FEAT_I8MM
+    "dpbf16ps": ("bfloat", 2, "llvm.x86.avx512bf16.dpbf16ps.{bits}"),  # AVX-512 BF16
+}
+"""The instruction of a `dot` -> what LLVM takes 32 bits of its operands as, and its name there."""
 INT_TESTS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le"}
 
 
@@ -40,6 +47,8 @@ def literal(v: int | float, t: DType) -> str:
         return ("true" if v else "false") if t is BOOL else str(int(v))
     if t.name == "float16":
         return f"0xH{struct.unpack('<H', struct.pack('<e', v))[0]:04X}"
+    if t.name == "bfloat16":
+        return f"0xR{struct.unpack('<I', struct.pack('<f', v))[0] >> 16:04X}"
     if t.name == "float32":
         try:
             v = struct.unpack("<f", struct.pack("<f", v))[0]
@@ -67,6 +76,7 @@ class Renderer:
         self.depth_of: dict[Expr, int] = {}
         self.regs: dict[Expr, str] = {}
         self.volatile: dict[object, str] = {}
+        self.pins: dict[Expr, bool] = {}
         self.declared: set[str] = set()
         self.count = 0
         self.written = {i for i, (_, w) in enumerate(kernel.buffers) if w}
@@ -112,7 +122,10 @@ class Renderer:
         )
 
     def depth(self, e: Expr) -> int:
-        """The outermost scope in which `e` can be evaluated; -1: where we stand (registers)."""
+        """The outermost scope in which `e` can be evaluated; -1: where we stand (registers, and
+        memory that this kernel writes)."""
+        if self.read_write and self.pinned(e):
+            return -1
         d = 0
         for v in e.vars:
             if v.op == "reg":
@@ -122,9 +135,12 @@ class Renderer:
 
     def pinned(self, e: Expr) -> bool:
         """Whether `e` reads memory that this kernel writes."""
-        return bool(self.written) and (
-            e.op == "load" and e.attr in self.written or any(self.pinned(a) for a in e.args)
-        ) if e.op not in ("var", "const", "affine") else False
+        if not e.args:
+            return False
+        if (found := self.pins.get(e)) is None:
+            found = self.pins[e] = e.op == "load" and e.attr in self.written or \
+                any(map(self.pinned, e.args))
+        return found
 
     def emit(self, e: Expr, vector: bool | None = None) -> str:
         """The SSA name of `e`; scalars are splat when `vector` asks for it."""
@@ -137,8 +153,6 @@ class Renderer:
         d = self.depth(e)
         if d < 0:
             memo, d = self.volatile, len(self.scopes) - 1
-        elif self.read_write and self.pinned(e):
-            memo, d = {}, len(self.scopes) - 1
         else:
             memo = self.scopes[d].memo
         found = memo.get(e)
@@ -153,12 +167,12 @@ class Renderer:
         t = scalar_type(e.dtype)
         if e.op == "const":
             return f"splat ({t} {name})"
-        if (found := memo.get(("splat", name))) is None:
+        if (found := memo.get(("splat", name, self.lanes))) is None:
             v = f"<{self.lanes} x {t}>"
             one = self.line(f"insertelement {v} poison, {t} {name}, i32 0", d)
             zeros = f"<{self.lanes} x i32> zeroinitializer"
             found = self.line(f"shufflevector {v} {one}, {v} poison, {zeros}", d)
-            memo[("splat", name)] = found
+            memo[("splat", name, self.lanes)] = found
         return found
 
     def steps(self) -> str:
@@ -168,15 +182,20 @@ class Renderer:
     def compute(self, e: Expr, d: int) -> str:
         vec = self.is_vector(e)
         t = self.type_of(e.dtype, vec)
-        if e.op == "load4":  # four neighbouring bytes as one integer
+        if e.op == "word":  # neighbours that fill 32 bits
             base, step = self.lane_form(e.args[0])
-            assert step == (4 if vec else 0)
+            assert step == (32 // self.kernel.buffers[e.attr][0].bits if vec else 0)
             return self.line(f"load {t}, ptr {self.address(e.attr, base, d)}, align 1", d)
-        if e.op == "dot4":  # AVX-512 VNNI: the sum of four products of bytes, and of the first
-            operands = ", ".join(f"{t} {self.emit(a, True)}" for a in e.args)
-            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
-            self.declared.add(f"declare {t} @{name}({t}, {t}, {t})")
-            return self.line(f"call {t} @{name}({operands})", d)
+        if e.op == "dot":
+            kind, count, name = DOTS[e.attr]
+            words, parts = f"<{self.lanes} x i32>", f"<{self.lanes * count} x {kind}>"
+            sides = [self.emit(a, True) for a in e.args]
+            if parts != words:
+                sides[1:] = [self.line(f"bitcast {words} {v} to {parts}", d) for v in sides[1:]]
+            name = name.format(bits=32 * self.lanes)
+            self.declared.add(f"declare {t} @{name}({t}, {parts}, {parts})")
+            return self.line(
+                f"call {t} @{name}({t} {sides[0]}, {parts} {sides[1]}, {parts} {sides[2]})", d)
         if e.op == "var":
             assert e.attr[0] == LANE, f"variable {e} has no value in {self.kernel.name}"
             return self.steps() if vec else "0"
@@ -310,7 +329,7 @@ class Renderer:
             return self.line(f"fcmp une {s} {a}, {self.fzero(s)}" if src.is_float
                              else f"icmp ne {s} {a}, {self.zero(s)}", d)
         if src.is_float and dst.is_float:
-            if (src.bits, dst.bits) == (64, 16):
+            if (src.bits, dst) == (64, FLOAT16):
                 a, s = self.round_to_odd(a, d, vec), self.type_of(FLOAT32, vec)
             return self.line(f"{'fpext' if dst.bits > src.bits else 'fptrunc'} {s} {a} to {t}", d)
         if src.is_float:
@@ -663,12 +682,15 @@ class Renderer:
 
     def function(self) -> str:
         k = self.kernel
-        self.lane = var(LANE, 0, k.lanes - 1) if k.lanes > 1 else const(0)
+        self.lane: Expr = var(LANE, 0, k.lanes - 1) if k.lanes > 1 else const(0)
         loads = set[int]()
         _loaded(k.body, loads, set())
         self.read_write = bool(loads & self.written)
         entry = self.scopes[0].lines
-        for i in range(len(k.buffers)):
+        for i, (t, _) in enumerate(k.buffers):
+            if i in k.local:  # whole vectors may be read at its end
+                entry.append(f"  %b{i} = alloca [{k.local[i] + 64} x {memory_type(t)}], align 64")
+                continue
             entry.append(f"  %q{i} = getelementptr ptr, ptr %buffers, i64 {i}")
             entry.append(f"  %b{i} = load ptr, ptr %q{i}, align 8")
         symbols = _symbols(k)
@@ -686,7 +708,12 @@ class Renderer:
         self.scopes.append(inner)
         self.depth_of[k.grid_var] = 1
         inner.memo[k.grid_var] = "%g"
-        self.block(k.body)
+        start = 0
+        for n, s in enumerate(k.body):  # kernels in a row may have vectors of different widths
+            if (lane := _lane(s)) not in (None, self.lane):
+                self.block(k.body[start:n])
+                self.lane, self.lanes, start = lane, lane.hi + 1, n
+        self.block(k.body[start:])
         self.scopes.pop()
         text = [
             f"define dso_local void @{k.name}(ptr nocapture readonly %buffers, "
@@ -700,12 +727,11 @@ class Renderer:
         return "\n".join([*sorted(self.declared), *text]) + "\n"
 
 
-_by_llvm = {scalar_type(t): t for t in (
-    DType("float16", "f", 16), DType("float32", "f", 32), DType("float64", "f", 64))}
+_by_llvm = {scalar_type(t): t for t in (BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
 
 
 def _mangled(t: str) -> str:
-    return {"float": "f32", "double": "f64", "half": "f16"}.get(t, t)
+    return {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}.get(t, t)
 
 
 def _assigned(body: tuple[Stmt, ...]) -> set[Expr]:
@@ -754,6 +780,18 @@ def _loaded(body: tuple[Stmt, ...], out: set[int], seen: set[Expr]) -> None:
                 walk(s.index)
                 if s.guard is not None:
                     walk(s.guard)
+
+
+def _lane(s: Stmt) -> Expr | None:
+    """The vector variable of a statement; None where nothing in it is a vector."""
+    if isinstance(s, For):
+        return next((found for b in s.body if (found := _lane(b)) is not None), None)
+    parts = [s.value] if isinstance(s, Set) else [s.index, s.value]
+    for v in {v for e in parts for v in e.vars}:
+        for lane in (v, *v.args):
+            if lane.op == "var" and lane.attr[0] == LANE:
+                return lane
+    return None
 
 
 def _symbols(k: Kernel) -> dict[str, Expr]:

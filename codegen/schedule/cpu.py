@@ -10,12 +10,12 @@ end at the edge (the overlap is computed twice, alike) or mask its vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tinyedge.dtype import INT8, INT32, UINT8
+from tinyedge.dtype import INT32, DType
 from tinyedge.graph import Node
 from tinyedge.shape import Dim, Shape, dim, upper
 
@@ -55,6 +55,9 @@ HALF_VECTOR = 0.6
 """What an operation on half a 512-bit vector costs of one on a whole: where a processor does 512
 bits in two steps it is half, elsewhere nearly as much. A guess between; a search measures."""
 
+PIECES = 48
+"""Pieces of a kernel that are enough to balance a few threads."""
+
 TRIED = 6
 """Tiles that a search tries for each width of the vector."""
 
@@ -62,6 +65,11 @@ LARGE_WEIGHTS = 1 << 19
 """Bytes of weights that will not be in the second-level cache when they are needed again."""
 FEW_TILES = 8
 """Tiles of pixels that use a panel of weights, up to which it pays to fetch the next one early."""
+
+
+Dots = Mapping[tuple[DType, DType], str]
+"""Types of operands -> the instruction, as a renderer knows it, that multiplies as many neighbours
+of them as fill 32 bits, and adds the products to a sum."""
 
 
 @dataclass
@@ -103,6 +111,20 @@ class Axis:
     dims: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Nest:
+    """A scheduled kernel whose outer loops have not become the grid yet.
+
+    loops: (variable, extent), outermost first. body: what they enclose. lanes, ahead: as in a
+    `Kernel`.
+    """
+
+    loops: tuple[tuple[Expr, Expr], ...]
+    body: tuple[Stmt, ...]
+    lanes: int = 1
+    ahead: tuple[int, int] | None = None
+
+
 def vector_of(width: int, bits: int) -> int:
     return max(1, width * 8 // max(bits, 32))
 
@@ -138,12 +160,17 @@ def interleaved(index: Expr, v: Expr, lanes: int) -> int:
 
 
 class Scheduler:
-    """Schedules one kernel for vectors of `width` bytes; see the module's page."""
+    """Schedules one kernel for vectors of `width` bytes; see the module's page.
 
-    def __init__(self, spec: Spec, width: int, choice: Choice | None = None, dots: bool = False
-                 ) -> None:
-        self.spec, self.width, self.choice, self.dots = spec, width, choice, dots
-        self.quad = -1
+    feature: a dimension whose places are to stay together in a piece (see `chain`): only it may be
+    the vector, and tiles do not overlap.
+    """
+
+    def __init__(self, spec: Spec, width: int, choice: Choice | None = None,
+                 dots: Dots | None = None, feature: int | None = None) -> None:
+        self.spec, self.width, self.choice, self.dots = spec, width, choice, dots or {}
+        self.feature = feature
+        self.quad, self.count, self.dot = -1, 1, ""
         self.lower = spec.lower
         self.heavy = spec.lower.heavy
         self.bits = max(spec.root.dtype.bits, *(
@@ -184,6 +211,10 @@ class Scheduler:
 
     def kernel(self) -> Kernel:
         """The scheduled kernel; its buffers and symbols are filled in by the caller."""
+        return finish(self.nest())
+
+    def nest(self) -> Nest:
+        """The scheduled kernel before it has a grid."""
         self.choose_lane()
         if self.heavy is not None:
             self.join_axes()
@@ -191,12 +222,14 @@ class Scheduler:
         return self.build()
 
     def find_quad(self) -> int:
-        """The reduction index, if any, of which four neighbours are multiplied and added at once:
-        of 8-bit operands, neighbours in memory in the first, and to be packed so in the second."""
+        """The reduction index, if any, of which neighbours that fill 32 bits are multiplied and
+        added at once: neighbours in memory in the first operand, and to be packed so in the
+        second."""
         h = self.heavy
-        if not self.dots or h is None or h.op != "contract" or self.spec.pack is None or \
-                self.lane_axis < 0 or (h.inputs[0].dtype, h.inputs[1].dtype) != (UINT8, INT8):
+        if h is None or h.op != "contract" or self.spec.pack is None or self.lane_axis < 0 or \
+                (kinds := (h.inputs[0].dtype, h.inputs[1].dtype)) not in self.dots:
             return -1
+        self.dot, self.count = self.dots[kinds], 32 // kinds[0].bits
         rank = len(self.spec.domain)
         single = {terms[0][0] for _, terms in h["maps"][1] if len(terms) == 1}
         data = [x for x in self.body_loads if x.attr != self.constant_operand()]
@@ -204,7 +237,7 @@ class Scheduler:
                 self.plain[self.lane_axis] in data[0].args[0].vars:
             return -1
         return next((i for i, (v, n) in enumerate(zip(self.plain_over, self.over_extents))
-                     if v.op == "var" and isinstance(n, int) and n % 4 == 0 and
+                     if v.op == "var" and isinstance(n, int) and n % self.count == 0 and
                      rank + i in single and coefficient(data[0].args[0], v) == 1), -1)
 
     def choices(self) -> list[Choice]:
@@ -230,7 +263,7 @@ class Scheduler:
         """Joins neighbouring axes, not the lane's, where every access stays a straight line."""
         self.joined = [Axis(self.plain[i], self.spec.domain[i], (i,)) for i in self.axes
                        if self.plain[i].op == "var"]
-        i = 0
+        i = 0 if self.feature is None else len(self.joined)
         while i + 1 < len(self.joined):
             a, b = self.joined[i], self.joined[i + 1]
             dims = a.dims + b.dims
@@ -300,6 +333,8 @@ class Scheduler:
             ("over", i, v, self.over_extents[i])
             for i, v in enumerate(self.plain_over) if v.op == "var"
         ]
+        if self.feature is not None:
+            options = [o for o in options if o[0] == "over" or o[1] == self.feature]
         widths = (full, full // 2) if self.width == 64 and self.heavy is not None and \
             self.heavy.op == "contract" else (full,)
         for (kind, i, v, extent), wide in product(options, widths):
@@ -381,7 +416,7 @@ class Scheduler:
         for kt, pt in product(range(1, 9), range(1, 29)):
             if kt * pt + kt + 1 > limit or kt > n or pt > pixels:
                 continue
-            if weigh_both and (kt > 1 or pt > 8):
+            if weigh_both and (kt > 1 or pt > 8) or self.feature is not None and pixels % pt:
                 continue
             tiles = -(-n // kt) * -(-pixels // pt)
             loads = kt * weigh_lane + pt * weigh_pixel + kt * pt * weigh_both * 0.5
@@ -393,10 +428,10 @@ class Scheduler:
 
     # building
 
-    def build(self) -> Kernel:
+    def build(self) -> Nest:
         lane = var(LANE, 0, self.lanes - 1) if self.lanes > 1 else const(0)
         domain = self.spec.domain
-        merged = self.merge() if self.heavy is None else None
+        merged = self.merge() if self.heavy is None and self.feature is None else None
         if merged is not None:
             return self.flat(merged, lane)
         if self.heavy is None:
@@ -425,7 +460,11 @@ class Scheduler:
             else:
                 at = self.loop(f"o{name}", extent, loops)
             self.spread(at, axis.dims, index)
-        if self.heavy is not None and self.spec.pack is not None and self.lane_axis >= 0:
+        if self.feature is not None:
+            # the same order in all kernels of a chain: by dimension, the feature innermost
+            by_name = {f"{kind}{d}": d for d in range(len(domain)) for kind in "vpo"}
+            loops.sort(key=lambda p: ((d := by_name[p[0].attr[0]]) == self.feature, d))
+        elif self.heavy is not None and self.spec.pack is not None and self.lane_axis >= 0:
             # weights outermost: a panel of them stays in the cache for all the pixels
             loops.sort(key=lambda p: p[0].op != "var" or p[0].attr[0] != f"v{self.lane_axis}")
         where = tuple(index)
@@ -446,8 +485,7 @@ class Scheduler:
                 0, substitute(offset, env), substitute(value, full, memo[j]),
                 None if guard is TRUE else _known(substitute(guard, env)),
             ))
-        made = finish(loops, body, self.lanes)
-        return replace(made, ahead=self.next_panel(pixel_axis, pt))
+        return Nest(tuple(loops), tuple(body), self.lanes, self.next_panel(pixel_axis, pt))
 
     def next_panel(self, pixel_axis: int, pt: int) -> tuple[int, int] | None:
         """How far the next panel of weights lies, if it is worth fetching during this one.
@@ -483,7 +521,7 @@ class Scheduler:
             body.append(Set(a, start))
         extents = list(self.over_extents)
         if self.quad >= 0:
-            extents[self.quad] = upper(extents[self.quad]) // 4
+            extents[self.quad] = upper(extents[self.quad]) // self.count
         sequence = self.reduction_order()
         unrolled: list[int] = []
         if not along and all(isinstance(d, int) for d in extents):
@@ -499,12 +537,12 @@ class Scheduler:
 
         def emit(over: list[Expr], into: list[Expr]) -> list[Stmt]:
             if self.quad >= 0:
-                over = [o * 4 if i == self.quad else o for i, o in enumerate(over)]
+                over = [o * self.count if i == self.quad else o for i, o in enumerate(over)]
             e = self.lower.body(where, tuple(over))
             if self.quad >= 0:
                 x, w = sorted(_loads(e, {}), key=lambda n: n.attr == self.constant_operand())
-                e = make("dot4", (reg("sum", INT32, vector), make("load4", x.args, x.attr, INT32),
-                                  make("load4", w.args, w.attr, INT32)), None, INT32)
+                words = [make("word", o.args, o.attr, INT32) for o in (x, w)]
+                e = make("dot", (reg("sum", t, vector), *words), self.dot, t)
             if along:
                 r = over[self.lane_over]
                 inside = ge0(lift(extents[self.lane_over]) - 1 - r)
@@ -518,7 +556,7 @@ class Scheduler:
                 for a, env in zip(into, envs):
                     one = substitute(e, {**env, **inner})
                     out.append(Set(a, combine(kind, a, one) if self.quad < 0 else
-                                   make("dot4", (a, *one.args[1:]), None, INT32)))
+                                   make("dot", (a, *one.args[1:]), self.dot, t)))
             return out
 
         over: list[Expr] = [const(0)] * len(extents)
@@ -562,7 +600,7 @@ class Scheduler:
                 loops.append((outer, blocks))
                 v2, extent = v3, symbolic.minimum(const(SUM_BLOCK), extent - outer * SUM_BLOCK)
             memo: dict[Expr, Expr] = {}
-            inner_stmts = tuple(_replace(s, env2, memo) for s in emit(over, parts))
+            inner_stmts = tuple(replaced(s, env2, memo) for s in emit(over, parts))
             stmts = [*(Set(q, start) for q in parts), For(v2, extent, inner_stmts),
                      *(Set(a, combine(kind, a, q)) for a, q in zip(accs, parts))]
             for v4, extent in reversed(loops):
@@ -616,7 +654,7 @@ class Scheduler:
                 block = (lane_dim, step)
         self.spec.pack(Layout(
             w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block,
-            quad=where[rank + self.quad] if self.quad >= 0 else None))
+            quad=(where[rank + self.quad], self.count) if self.quad >= 0 else None))
 
     # elementwise kernels
 
@@ -642,7 +680,7 @@ class Scheduler:
                 return joint, m
         return None
 
-    def flat(self, merged: tuple[list[int], Expr], lane: Expr) -> Kernel:
+    def flat(self, merged: tuple[list[int], Expr], lane: Expr) -> Nest:
         """One long loop over joined axes, then what is left of the last vector."""
         joint, m = merged
         loops: list[tuple[Expr, Expr]] = []
@@ -683,7 +721,7 @@ class Scheduler:
             env = {exact: c * chunk + v if outer > 1 else v}
             memo: dict[Expr, Expr] = {}
             main = stores(exact * (unroll * self.lanes), unroll, False)
-            body.append(For(v, left, tuple(_replace(s, env, memo) for s in main)))
+            body.append(For(v, left, tuple(replaced(s, env, memo) for s in main)))
         done = vectors * unroll
         tail: list[Stmt] = []
         for k in range(done, whole):
@@ -697,34 +735,37 @@ class Scheduler:
                 body += tail
             else:
                 body.append(For(once, symbolic.maximum(const(1) - c, const(0)), tuple(tail)))
-        return finish(loops, body, self.lanes)
+        return Nest(tuple(loops), tuple(body), self.lanes)
 
 
-def finish(loops: list[tuple[Expr, Expr]], body: list[Stmt], lanes: int) -> Kernel:
-    """Wraps the loops round the body: the outer ones become the grid."""
+def finish(nest: Nest) -> Kernel:
+    """The kernel whose grid is the outer loops."""
     grid = const(1)
     taken = 0
-    for _, extent in loops:
+    for _, extent in nest.loops:
         # enough pieces to balance a few threads, no more: each costs its own set-up
-        if grid.hi >= 48:
+        if grid.hi >= PIECES:
             break
         grid = grid * extent
         taken += 1
-    outer, inner = loops[:taken], loops[taken:]
-    stmts = tuple(body)
-    for v, extent in reversed(inner):
-        stmts = (For(v, extent, stmts),)
     g = var("g", 0, max(grid.hi - 1, 0))
+    return Kernel("k", (), (), g, grid, pieces(nest, taken, g), nest.lanes, ahead=nest.ahead)
+
+
+def pieces(nest: Nest, taken: int, g: Expr) -> tuple[Stmt, ...]:
+    """The statements of piece number g, the outermost `taken` loops being numbered by it."""
+    outer, stmts = nest.loops[:taken], nest.body
+    for v, extent in reversed(nest.loops[taken:]):
+        stmts = (For(v, extent, stmts),)
     env: dict[Expr, Expr] = {}
-    rest = g
     for n, (v, extent) in enumerate(reversed(outer)):
         last = n == len(outer) - 1
-        env[v] = rest if last else rest % extent
-        rest = rest if last else rest // extent
+        env[v] = g if last else g % extent
+        g = g if last else g // extent
     if env:
         memo: dict[Expr, Expr] = {}
-        stmts = tuple(_replace(s, env, memo) for s in stmts)
-    return Kernel("k", (), (), g, grid, stmts, lanes)
+        stmts = tuple(replaced(s, env, memo) for s in stmts)
+    return stmts
 
 
 def _straight(value: Expr, m: Expr) -> bool:
@@ -751,10 +792,11 @@ def _known(guard: Expr) -> Expr | None:
     return None if guard is TRUE else guard
 
 
-def _replace(s: Stmt, env: dict[Expr, Expr], memo: dict[Expr, Expr]) -> Stmt:
+def replaced(s: Stmt, env: dict[Expr, Expr], memo: dict[Expr, Expr]) -> Stmt:
+    """A statement with variables replaced; calls with one env share a memo."""
     if isinstance(s, For):
         return For(s.var, substitute(s.extent, env, memo),
-                   tuple(_replace(b, env, memo) for b in s.body))
+                   tuple(replaced(b, env, memo) for b in s.body))
     if isinstance(s, Set):
         return Set(s.reg, substitute(s.value, env, memo))
     guard = None if s.guard is None else _known(substitute(s.guard, env, memo))

@@ -18,7 +18,7 @@ from .. import symbolic
 from ..ir import LANE, Expr, Kernel, Stmt, Store, const, dump, op, var
 from ..lower import Index, Lower
 from ..symbolic import TRUE
-from .cpu import ceil_div, coefficient, finish, vector_of
+from .cpu import Nest, ceil_div, coefficient, finish, vector_of
 
 Place = Callable[[Index], tuple[Expr, Expr]]
 
@@ -132,7 +132,7 @@ class Transform:
                     loops.append((v, symbolic.lift(n)))
             elif tile[i].op == "var":
                 loops.append((tile[i], symbolic.lift(extent)))
-        return finish(loops, list(self.statements(tuple(tile))), self.lanes)
+        return finish(Nest(tuple(loops), tuple(self.statements(tuple(tile))), self.lanes))
 
     def statements(self, tile: Index) -> Sequence[Stmt]:
         out = []

@@ -41,6 +41,9 @@ def compilation(parser: argparse.ArgumentParser, states: bool = True, target: st
                             help="feed an output back as an input of the next run; may be repeated")
         parser.add_argument("--float16", action="store_true",
                             help="store weights as float16; sums are made in float32 all the same")
+        parser.add_argument("--bfloat16", action="store_true",
+                            help="store weights as bfloat16, and multiply such values where the "
+                            "processor has AVX-512 BF16: faster, to about two decimal places")
         parser.add_argument("--tune", type=fraction, default=0.0, metavar="SECONDS",
                             help="measure schedules on this machine for so long; what is found "
                             "stays in the cache")
@@ -138,7 +141,7 @@ def plan_of(a: argparse.Namespace) -> Plan:
 
     with progress() as report:
         return compile(a.file, a.target, **bindings(a), progress=report, cache=not a.no_cache,
-                       tune=a.tune, float16=a.float16)
+                       tune=a.tune, float16=a.float16, bfloat16=a.bfloat16)
 
 
 # inputs
