@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -277,7 +278,8 @@ def build_kernel(
     scheduler = work.scheduled()
 
     def make(choice: cpu_schedule.Choice | None = None) -> Code:
-        code = describe((scheduler if choice is None else work.scheduled(choice)).kernel(), buffers)
+        code = describe((scheduler if choice is None else work.scheduled(choice)).kernel(), buffers,
+                        memory.language)
         return replace(code, weights=(work.packed(),))
 
     def tuned(tuner: Tuner) -> Code | None:
@@ -404,7 +406,8 @@ def build_chain(
         for w, n in zip(works, numbers):  # weights have been laid out
             for i, b in enumerate(w.args.buffers):
                 union[n[i]] = b
-        return replace(describe(k, union), inplace=(), weights=tuple(w.packed() for w in works))
+        return replace(describe(k, union, memory.language), inplace=(),
+                       weights=tuple(w.packed() for w in works))
 
 
     keys = "\n".join(f"{n} {w.key(s)}" for n, w, s in zip(numbers, works, schedulers))
@@ -422,9 +425,10 @@ def build_chain(
 class _Memory:
     """Kernels that were made before: in this compilation, and on disk."""
 
-    def __init__(self, cache: bool, tuner: Tuner | None = None) -> None:
+    def __init__(self, cache: bool, tuner: Tuner | None = None, language: str = "llvm") -> None:
         from .codegen.cache import Cache
 
+        self.language = language
         self.made: dict[str, Code] = {}
         self.tuner = tuner
         self.store = Cache() if cache else None
@@ -441,7 +445,7 @@ class _Memory:
         asked for), else what was made before or is made now."""
         if key in self.made:
             return self.made[key]
-        stored = f"{self.generator}\n{key}"
+        stored = f"{self.generator}\n{self.language} {key}"
         code = self._stored(f"tuned {stored}")
         if code is None and self.tuner is not None and tuned is not None:
             code = tuned(self.tuner)
@@ -508,10 +512,10 @@ def _loop_order(item: KernelItem) -> tuple[int, ...]:
     return tuple(sorted(range(n.rank), key=lambda i: -reach[vs[i]]))
 
 
-def describe(k: Kernel, buffers: Sequence[Buffer]) -> Code:
-    """Completes a kernel's buffer and symbol tables and renders it."""
-    from .codegen.render.llvm import render
-
+def describe(k: Kernel, buffers: Sequence[Buffer], language: str = "llvm") -> Code:
+    """Completes a kernel's buffer and symbol tables and renders it in a language: the name of a
+    module of `tinyedge.codegen.render`, whose render(kernel) gives a function named @k."""
+    render: Callable[[Kernel], str] = import_module(f"tinyedge.codegen.render.{language}").render
     if len(buffers) > MAX_BUFFERS:
         raise UnsupportedError(f"a kernel of {len(buffers)} buffers is over the {MAX_BUFFERS} "
                                "that a launch may bind; report the model")
@@ -605,7 +609,7 @@ def estimate(item: KernelItem, buffers: Sequence[Buffer]) -> tuple[int, int]:
     return flops, moved
 
 
-def build_scatter(item: ScatterItem) -> Built:
+def build_scatter(item: ScatterItem, language: str = "llvm") -> Built:
     """One serial piece that puts the updates in order."""
     n = item.node
     data, updates, *indices = n.inputs
@@ -645,14 +649,14 @@ def build_scatter(item: ScatterItem) -> Built:
     if any(d == 0 for d in updates.shape):
         body = ()
     k = Kernel("k", (), (), var("g", 0, 0), const(1), body)
-    return Built(describe(k, args.buffers), args.buffers, (n.source,) if n.source else ())
+    return Built(describe(k, args.buffers, language), args.buffers, (n.source,) if n.source else ())
 
 
 def build_fill(item: FillItem, width: int, memory: _Memory) -> Built:
     """Zeros for the halo of a buffer."""
     b = item.target
     key = f"halo {width} {b.dtype} {b.layout}"
-    code = memory.code(key, lambda: describe(halo_kernel(b, width), [b]))
+    code = memory.code(key, lambda: describe(halo_kernel(b, width), [b], memory.language))
     inside = prod(upper(r) - low - high for r, (low, high) in zip(b.layout.room, b.layout.halo))
     return Built(code, [b], bytes=b.nbytes.hi - inside * b.dtype.itemsize)
 
@@ -764,6 +768,8 @@ def quantised(graph: Valid) -> bool:
 
 
 class _Compiler:
+    language = "llvm"
+
     def __init__(
         self, graph: Valid, target: Any, progress: Progress | None, cache: bool, tune: float = 0
     ) -> None:
@@ -773,7 +779,7 @@ class _Compiler:
         self.dots: cpu_schedule.Dots = target.dots
         self.program = form(graph, self.width)
         self.packs = _Packs(self.program)
-        self.memory = _Memory(cache, self.tuner(tune) if tune else None)
+        self.memory = _Memory(cache, self.tuner(tune) if tune else None, self.language)
         self.unique: dict[str, int] = {}
         self.texts: list[str] = []
         self.kernels: list[PlanKernel] = []
@@ -860,7 +866,7 @@ class _Compiler:
             elif isinstance(i, KernelItem):
                 b = build_kernel(i, self.width, self.packs, self.memory, self.dots)
             elif isinstance(i, ScatterItem):
-                b = build_scatter(i)
+                b = build_scatter(i, self.memory.language)
             elif isinstance(i, FillItem):
                 b = build_fill(i, self.width, self.memory)
             self.built[i] = [b] if b is not None else []
@@ -1086,6 +1092,15 @@ class _Compiler:
         return image.code, image.entries
 
 
+class _Sources(_Compiler):
+    """For targets that are given source instead of code."""
+
+    language = "c"
+
+    def assemble(self) -> tuple[bytes, dict[str, int]]:
+        return b"", {k.name: 0 for k in self.kernels}
+
+
 def _plain_index(b: Buffer) -> Index:
     return tuple(var(f"o{i}", 0, max(upper(d) - 1, 0)) for i, d in enumerate(b.layout.shape))
 
@@ -1119,11 +1134,23 @@ def compile_graph(
     from .passes import narrow, optimize, winograd
 
     start = time.perf_counter()
+    if float16 and bfloat16:
+        raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
+    if target == "c":
+        if tune or bfloat16:
+            raise InputError(f"--{'tune' if tune else 'bfloat16'} is for this machine's processor, "
+                             "and source in C runs elsewhere; leave it out")
+        from .codegen.render.c import Target
+
+        valid = optimize(g.validate(graph))
+        if float16:
+            valid = narrow.run(valid, FLOAT16)
+        return _Sources(valid, Target(), progress, cache).plan(
+            {**(provenance or {}), "compile seconds": round(time.perf_counter() - start, 3)},
+            metadata or {})
     targets = parse_targets(target)
     checked = g.validate(graph)
     plans = []
-    if float16 and bfloat16:
-        raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
     for cpu in targets:
         valid = optimize(checked, BYTES in cpu.dots)
         if target == "cpu":  # this machine, with what is asked for only where it is used

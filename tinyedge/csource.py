@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .codegen.render.c import c_type
+from .codegen.render.c import PAD, SEPARATOR, c_type
 from .dtype import DTYPES
 from .plan import (
     CONSTANTS,
@@ -111,15 +111,15 @@ class _Writer:
         for k in plan.kernels:
             *parts, text = k.source.split(SEPARATOR)
             helpers |= dict.fromkeys(parts)  # type: ignore[arg-type]
-            kernels.append(text)
+            kernels.append(text.replace("@", "", 1))
         body = "\n".join(self.steps(plan.steps, "    "))
         loops = any(isinstance(s, Loop) for s in flat(plan.steps))
         used = {"constants": CONSTANTS, "scratch": SCRATCH, "states": STATES}
-        memory = [f"static _Alignas(64) unsigned char {name}[{plan.arenas[arena]}];"
+        memory = [f"static _Alignas(64) unsigned char {name}[{plan.arenas[arena] + PAD}];"
                   for name, arena in used.items() if arena != CONSTANTS and plan.arenas[arena]]
         if plan.arenas[CONSTANTS]:
             memory.insert(0, f"static const _Alignas(64) unsigned char "
-                             f"constants[{plan.arenas[CONSTANTS] + 1}] =\n{_text(plan.constants)};\n")
+                             f"constants[{plan.arenas[CONSTANTS] + PAD}] =\n{_text(plan.constants)};\n")
         counter = ("static int64_t trips_of(const unsigned char *p)\n{\n    int64_t v;\n    "
                    "memcpy(&v, p, sizeof v);\n    return v;\n}\n") if loops else ""
         reset = (f"\nvoid {self.name}_reset(void)\n{{\n    memset(states, 0, sizeof states);\n}}\n"
@@ -177,9 +177,6 @@ class _Writer:
         return out
 
 
-SEPARATOR = "\f"
-"""Between the definitions that a kernel's source needs, and itself."""
-
 _PLAIN = frozenset(range(32, 127)) - frozenset(b'"\\?')  # a question mark may begin a trigraph
 _BYTE = [chr(b) if b in _PLAIN else f"\\{b:03o}" for b in range(256)]
 
@@ -190,4 +187,4 @@ def _text(data: bytes | memoryview) -> str:
                      for at in range(0, len(data), LINE))
 
 
-__all__ = ["SEPARATOR", "identifier", "sources"]
+__all__ = ["identifier", "sources"]

@@ -10,14 +10,16 @@ are computed as unsigned ones. Nothing but <math.h>, <stdbool.h>, <stdint.h> and
 from __future__ import annotations
 
 import math
+import re
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tinyedge.dtype import BOOL, FLOAT16, DType
 from tinyedge.errors import UnsupportedError
 
 from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, value_of
-from .llvm import _loaded, _within
+from .llvm import _lane, _loaded, _within
 
 TYPES = {"bool": "bool", "float32": "float", "float64": "double", "float16": "uint16_t"}
 FLOAT_OPS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -105,6 +107,23 @@ WIDEN = """static inline float widen(uint16_t h)
     return v;
 }
 """
+
+
+PAD = 64
+"""Bytes behind memory that a vector may be read whole at the end of."""
+
+SEPARATOR = "\f"
+"""Between the definitions that a kernel's source needs, and itself."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the compiler asks of a target, for C: short vectors, which every compiler can unroll."""
+
+    canonical: str = "c"
+    arch: str = "c"
+    vector_bytes: int = 16
+    dots: Mapping[tuple[DType, DType], str] = field(default_factory=dict)
 
 
 def c_type(t: DType) -> str:
@@ -375,11 +394,11 @@ class Renderer:
 
     # statements
 
-    def over_lanes(self, last: object) -> None:
+    def over_lanes(self, last: Callable[[], str]) -> None:
         """A loop over lanes that ends with the statement that last() makes."""
         outer, scope = self.inner, self.scopes[-1]
         self.inner = Scope(scope.pad + "    ")
-        statement = last()  # type: ignore[operator]
+        statement = last()
         lines = self.inner.lines
         self.inner = outer
         scope.lines += [f"{scope.pad}for (int64_t lane = 0; lane < {self.lanes}; lane++) {{", *lines,
@@ -441,25 +460,30 @@ class Renderer:
         self.scopes.append(inner)
         for r in _registers(k.body):
             self.regs[r] = self.fresh("r")
-            size = f"[{self.lanes}]" if r.args and self.lanes > 1 else ""
+            width = r.args[0].hi + 1 if r.args else 1
+            size = f"[{width}]" if width > 1 else ""
             zero = "{0}" if size else "0"
             inner.lines.append(f"{inner.pad}{c_type(r.dtype)} {self.regs[r]}{size} = {zero};")
-        self.block(k.body)
+        for i, count in k.local.items():
+            inner.lines.append(f"{inner.pad}static _Alignas(64) unsigned char "
+                               f"b{i}[{count * k.buffers[i][0].itemsize + PAD}];")
+        for s in k.body:  # kernels in a row may have vectors of different widths
+            lane = _lane(s)
+            self.lanes = self.lanes if lane is None else lane.hi + 1
+            self.block((s,))
         lines = [*outer.lines, f"{outer.pad}for (int64_t g = 0; g < grid; g++) {{", *inner.lines,
                  f"{outer.pad}}}"]
         parameters = [f"{'' if i in self.written else 'const '}unsigned char *b{i}"
-                      for i in range(len(k.buffers))]
+                      for i in range(len(k.buffers) - len(k.local))]
         parameters += [f"int64_t s{i}" for i in range(len(k.symbols))]
         text = "\n".join(lines)
         unused = [f"    (void){p};" for p in ("g", *(x.split()[-1].lstrip("*") for x in parameters))
                   if p != "g" and not _uses(text, p)]
-        return "\n".join([f"static void {k.name}({', '.join([*parameters, 'int64_t grid'])})", "{",
+        return "\n".join([f"static void @{k.name}({', '.join([*parameters, 'int64_t grid'])})", "{",
                           *unused, text, "}", ""])
 
 
 def _uses(text: str, name: str) -> bool:
-    import re
-
     return re.search(rf"\b{name}\b", text) is not None
 
 
@@ -495,11 +519,11 @@ def _registers(body: tuple[Stmt, ...]) -> list[Expr]:
     return list(out)
 
 
-def render(kernel: Kernel) -> tuple[str, dict[str, str]]:
-    """(a function of C, what it calls: name -> definition)."""
+def render(kernel: Kernel) -> str:
+    """The definitions that a function needs, and the function, named @ and the kernel's name."""
     renderer = Renderer(kernel)
     text = renderer.function()
-    return text, renderer.helpers
+    return SEPARATOR.join([*renderer.helpers.values(), text])
 
 
-__all__ = ["c_type", "render"]
+__all__ = ["SEPARATOR", "Target", "c_type", "render"]
