@@ -174,6 +174,7 @@ class Renderer:
         self.regs: dict[Expr, str] = {}
         self.scopes = [Scope("    ")]
         self.inner: Scope | None = None
+        self.passing: dict[Expr, str] = {}
         self.count = 0
         self.written = {i for i, (_, w) in enumerate(kernel.buffers) if w}
         loads = set[int]()
@@ -215,12 +216,14 @@ class Renderer:
         for scope in reversed([*self.scopes, *([self.inner] if self.inner else [])]):
             if e in scope.memo:
                 return scope.memo[e]
+        if e in self.passing:
+            return self.passing[e]
         text = self.horizontal(e) if e.op == "hreduce" else self.compute(e)
         scope = self.inner if vector and self.inner is not None else self.scopes[-1]
         name = self.fresh()
         scope.lines.append(f"{scope.pad}const {c_type(e.dtype)} {name} = {text};")
-        if self.lasting(e) or scope is self.inner:
-            scope.memo[e] = name
+        memo = scope.memo if self.lasting(e) or scope is self.inner else self.passing
+        memo[e] = name
         return name
 
     def compute(self, e: Expr) -> str:
@@ -412,9 +415,12 @@ class Renderer:
                 self.set(s)
             else:
                 self.store(s)
+            self.passing.clear()  # registers and memory may have other values now
 
     def set(self, s: Set) -> None:
         name = self.regs[s.reg]
+        if s.reg.args:  # a constant alone does not tell how wide it is
+            self.lanes = s.reg.args[0].hi + 1
         if s.reg.args and self.lanes > 1:
             self.over_lanes(lambda: f"{name}[lane] = {self.emit(s.value)};")
         else:
@@ -442,6 +448,7 @@ class Renderer:
         extent, outer = self.emit(s.extent), self.scopes[-1]
         name = self.names[s.var] = self.fresh("i")
         inner = Scope(outer.pad + "    ")
+        self.passing.clear()
         self.scopes.append(inner)
         self.block(s.body)
         self.scopes.pop()
