@@ -122,9 +122,9 @@ def main() -> int:
                 text.append(f"| {' | '.join(cells)} |")
                 failed |= not factors or found["error"] > LIMIT
                 totals.setdefault(threads, []).append(factors)
-        for threads, factors in totals.items():
-            faster = mean([f[0] for f in factors if f])
-            sooner = mean([f[1] for f in factors if len(f) > 1])
+        for threads, found_ones in totals.items():
+            faster = mean([f[0] for f in found_ones if f])
+            sooner = mean([f[1] for f in found_ones if len(f) > 1])
             said = f"; to the first result {sooner:.1f} times sooner" if sooner == sooner else ""
             text.append(f"\nGeometric mean with {threads} thread{'s' * (threads > 1)}: "
                         f"{faster:.2f} times faster{said}.")
@@ -135,7 +135,8 @@ def main() -> int:
         readme = HERE / "README.md"
         before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
-        write_whole(readme, f"{before}{BEGIN}\n\n{chr(10).join(text).strip()}\n\n{END}{after}".encode())
+        tables = "\n".join(text).strip()
+        write_whole(readme, f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}".encode())
     return 1 if failed else 0
 
 

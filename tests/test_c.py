@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import tinyedge
 from examples.files import CACHE
 from tests.cases import Case, cases
 from tests.models import MODELS
+from tinyedge.cli import main
 from tinyedge.compiler import compile_graph
 from tinyedge.csource import identifier, sources, unique
 from tinyedge.errors import InputError, UnsupportedError
@@ -67,7 +70,7 @@ class Compiled:
         return {p.name: array for p, array in zip(plan.outputs, outputs)}
 
 
-def _sample() -> list[Case]:
+def _sample() -> tuple[Case, ...]:
     every = int(os.environ.get("TINYEDGE_C_EVERY", EVERY))
     return cases()[::every]
 
@@ -91,7 +94,7 @@ def test_case(case: Case, tmp_path: Path) -> None:
 def test_network(name: str, compiler: str, tmp_path: Path) -> None:
     spec = MODELS[name]
     path = spec.obtain(CACHE)
-    options = {"shapes": spec.shapes, "states": spec.states}
+    options: dict[str, Any] = {"shapes": spec.shapes, "states": spec.states}
     inputs = spec.make(np.random.default_rng(1))
     run = Compiled(tinyedge.compile(path, "c", **options), tmp_path, compiler, "-O2")
     with tinyedge.load(tinyedge.compile(path, **options)) as model:
@@ -112,3 +115,39 @@ def test_what_it_can_not() -> None:
     path = MODELS["silero-vad"].obtain(CACHE)
     with pytest.raises(InputError, match="leave it out"):
         tinyedge.compile(path, "c", tune=1.0, shapes=MODELS["silero-vad"].shapes)
+
+
+@needs_compiler
+def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["a.x", "h"], ["int"])], "sum",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 3]) for n in ("a.x",)]
+        + [helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 3])],
+        [helper.make_tensor_value_info("int", TensorProto.FLOAT, ["n", 3])])
+    path, out = tmp_path / "sum.onnx", tmp_path / "out"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    words = ["export", str(path), "-t", "c", "--dim", "n=1..4", "-o", str(out)]
+    assert main(words) == 0
+    assert {p.name for p in out.iterdir()} == {"sum.c", "sum.h", "report.json"}
+    assert "sum.c" in capsys.readouterr().out
+    (tmp_path / "main.c").write_text("""
+#include "sum.h"
+#include <stdio.h>
+int main(void)
+{
+    const float x[6] = {1, 2, 3, 4, 5, 6}, h[3] = {10, 20, 30};
+    float y[6];
+    if (sum(x, h, y, 5) != -1 || sum(x, h, y, 2) != 0)
+        return 1;
+    for (int i = 0; i < 6; i++)
+        printf("%g ", (double)y[i]);
+    return 0;
+}
+""")
+    flags = [f for f in STRICT if f not in ("-fPIC", "-shared")]
+    subprocess.run([COMPILERS[0], *flags, "-I", out, "-o", tmp_path / "main", tmp_path / "main.c",
+                    out / "sum.c", "-lm"], check=True)
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["11", "22", "33", "14", "25", "36"]
+    assert main([*words, "--weights", "int8"]) == 2
+    assert "--float16" in capsys.readouterr().err

@@ -98,8 +98,8 @@ class _Writer:
                 f"#ifndef {guard}\n#define {guard}\n\n#include <stdbool.h>\n#include <stdint.h>\n\n"
                 "#ifdef __cplusplus\nextern \"C\" {\n#endif\n\n"
                 "/* Runs the model once. Arrays are in C order.\n" + "\n".join(about) +
-                "\n * Returns 0, or -1 where a dimension is out of its bounds. Not to be called from "
-                "two threads\n * at once: memory for intermediate values is static. */\n"
+                "\n * Returns 0, or -1 where a dimension is out of its bounds. Not to be called"
+                " from two\n * threads at once: memory for intermediate values is static. */\n"
                 f"{self.prototype()};\n{reset}\n#ifdef __cplusplus\n}}\n#endif\n\n#endif\n")
 
     # the source
@@ -118,14 +118,15 @@ class _Writer:
         memory = [f"static _Alignas(64) unsigned char {name}[{plan.arenas[arena] + PAD}];"
                   for name, arena in used.items() if arena != CONSTANTS and plan.arenas[arena]]
         if plan.arenas[CONSTANTS]:
-            memory.insert(0, f"static const _Alignas(64) unsigned char "
-                             f"constants[{plan.arenas[CONSTANTS] + PAD}] =\n{_text(plan.constants)};\n")
+            size = plan.arenas[CONSTANTS] + PAD
+            memory.insert(0, f"static const _Alignas(64) unsigned char constants[{size}] =\n"
+                             f"{_text(plan.constants)};\n")
         counter = ("static int64_t trips_of(const unsigned char *p)\n{\n    int64_t v;\n    "
                    "memcpy(&v, p, sizeof v);\n    return v;\n}\n") if loops else ""
         reset = (f"\nvoid {self.name}_reset(void)\n{{\n    memset(states, 0, sizeof states);\n}}\n"
                  ) if plan.arenas[STATES] else ""
-        checks = [f"    if ({c} < {low} || {c} > {high})\n        return -1;\n" for c, low, high in (
-            (self.symbols[s], *bounds) for s, bounds in plan.symbols.items())]
+        checks = [f"    if ({self.symbols[s]} < {low} || {self.symbols[s]} > {high})\n"
+                  "        return -1;\n" for s, (low, high) in plan.symbols.items()]
         pointers = "".join(
             f"    {'const ' * (i < len(plan.inputs))}unsigned char *p{i} = "
             f"({'const ' * (i < len(plan.inputs))}unsigned char *){n};\n"

@@ -54,12 +54,13 @@ def _digits(layout: Layout, room: list[int], axes: tuple[int, ...]) -> tuple[Any
     parts: list[tuple[int, int, int]] = []
     block, quad = layout.block, layout.quad
     if quad is not None:
-        parts.append((quad, 4, 1))
+        parts.append((*quad, 1))
     if block:
         parts.append((block[0], block[1], 1))
     for d in reversed(layout.order):
         if not block or d != block[0]:
-            parts.append((d, room[d] // 4, 4) if d == quad else (d, room[d], 1))
+            size = quad[1] if quad is not None and quad[0] == d else 1
+            parts.append((d, room[d] // size, size))
     if block:
         parts.append((block[0], room[block[0]] // block[1], block[1]))
     worth = {d: prod(room[e] for e in axes if e > d) for d in axes}

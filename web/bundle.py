@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
 
-TARGETS = {"wasm": ("wasm",), "webgpu": ("webgpu",), "web": ("webgpu", "wasm")}
+TARGETS = {"wasm": ("wasm",), "webgpu": ("webgpu",), "web": ("webgpu", "wasm"), "c": ("c",)}
 """Target of an export -> families of the plans in it, best first."""
 
 CHUNK = 4 << 20
@@ -76,11 +76,12 @@ is off by more."""
 
 @dataclass
 class Part:
-    """What a visitor's or developer's bytes are for. compressed: by gzip at its usual level."""
+    """What a visitor's or developer's bytes are for. compressed: by gzip at its usual level; None
+    where nobody downloads them."""
 
     name: str
     raw: int
-    compressed: int
+    compressed: int | None
 
 
 @dataclass
@@ -108,10 +109,11 @@ def export(
 ) -> Report:
     """Writes a model as a bundle for web pages into the folder `out`, whole or not at all.
 
-    model: whatever `tinyedge.compile` takes, or a plan for wasm or webgpu, or a plan file's path.
-    target: webgpu, wasm, or web for both. weights: how they are stored: float32, float16 or int8
-    (with a scale for each channel); they are expanded to float32 when they are loaded. labels: the
-    demo page's names of classes (see `tinyedge.web.bundle.settings`). The others are
+    model: whatever `tinyedge.compile` takes, or a plan for the target, or a plan file's path.
+    target: webgpu, wasm, or web for both; c writes C11 source and a header instead (see
+    `tinyedge.csource`), where neither weights nor labels can be chosen. weights: how they are
+    stored: float32, float16 or int8 (with a scale for each channel); they are expanded to float32
+    when they are loaded. labels: the demo page's names of classes (see `settings`). The others are
     `tinyedge.compile`'s. InputError for a folder that an export did not write and other wrong
     arguments; what `compile` raises.
     """
@@ -121,10 +123,15 @@ def export(
         raise InputError(f"weights {weights} are not one of {', '.join(KINDS)}")
     folder = check_folder(os.fspath(out))
     chosen = read_labels(labels)
+    if target == "c" and (weights != "float32" or chosen):
+        raise InputError(f"--{'labels' if chosen else 'weights'} is for web pages; leave it out"
+                         f"{'' if chosen else ', or compile with --float16'}")
     options: dict[str, Any] = {"dims": dims, "shapes": shapes, "states": states,
                                "progress": progress, "cache": cache}
     families, source = _plans(model, target, {**options, "float16": float16})
     first = next(iter(families.values()))[0]
+    if target == "c":
+        return _source(first, folder)
     bundle = _Bundle(first, weights, chosen)
     expected = reference = None
     if source is not None:
@@ -165,6 +172,44 @@ def _plans(model: Any, target: str, options: dict[str, Any]
             raise PlanError(f"the plan is for {' and '.join(p.target for p in there)}, and -t "
                             f"{target} needs one for {family}; export from the ONNX model")
     return found, None
+
+
+def _source(plan: Plan, folder: str) -> Report:
+    """Writes a plan for c."""
+    from tinyedge.csource import identifier, sources
+
+    name = identifier(plan.name)
+    source, header = sources(plan, name)
+    files = {f"{name}.c": source.encode(), f"{name}.h": header.encode()}
+    constants, scratch, states = plan.arenas
+    report = Report(folder, [
+        *(Part(file, len(data), None) for file, data in files.items()),
+        *(Part(what, size, None) for what, size in (
+            ("constants", constants), ("intermediate values", scratch), ("states", states)))])
+    report.facts = _facts(plan, ["c"], {"kind": "float32"}, report, files)
+    files[REPORT] = _text(report.facts)
+    _write_folder(folder, files)
+    return report
+
+
+def _facts(plan: Plan, targets: list[str], kind: dict[str, Any], report: Report,
+           files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The content of report.json."""
+    from tinyedge import __version__
+
+    return {
+        "kind": "tinyedge bundle", "producer": f"tinyedge {__version__}",
+        "model": plan.provenance.get("model", plan.name),
+        "sha256": plan.provenance.get("sha256", ""), "targets": targets, "weights": kind,
+        "parts": [{"name": p.name, "bytes": p.raw, "gzip": p.compressed} for p in report.parts],
+        "notes": report.notes,
+        "files": {name: {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+                  for name, data in sorted(files.items())},
+    }
+
+
+def _text(facts: Any) -> bytes:
+    return (json.dumps(facts, indent=2) + "\n").encode()
 
 
 # the folder
@@ -415,7 +460,7 @@ class _Bundle:
         self.files["package.json"] = _package(plan, copied)
         self.measure(parts)
         facts = self.facts()
-        self.files[REPORT] = (json.dumps(facts, indent=2) + "\n").encode()
+        self.files[REPORT] = _text(facts)
         self.report.facts = facts
 
     def index(self, test: int | None) -> tuple[str, list[tuple[str, str]]]:
@@ -470,24 +515,11 @@ class _Bundle:
         self.report.parts = rows
 
     def facts(self) -> dict[str, Any]:
-        from tinyedge import __version__
-
         if self.kind != "float32":
             self.note(f"weights are stored as {self.kind} and expanded to float32 as they load")
-        report = self.report
         narrowing = {} if self.error is None else {"difference": float(f"{self.error:.3g}")}
-        return {
-            "kind": "tinyedge bundle", "producer": f"tinyedge {__version__}",
-            "model": self.plan.provenance.get("model", self.plan.name),
-            "sha256": self.plan.provenance.get("sha256", ""),
-            "targets": [p.target for p, _ in self.sources],
-            "weights": {"kind": self.kind, **narrowing},
-            "parts": [{"name": p.name, "bytes": p.raw, "gzip": p.compressed}
-                      for p in report.parts],
-            "notes": report.notes,
-            "files": {name: {"bytes": len(data), "sha256": sha256(data).hexdigest()}
-                      for name, data in sorted(self.files.items())},
-        }
+        return _facts(self.plan, [p.target for p, _ in self.sources],
+                      {"kind": self.kind, **narrowing}, self.report, self.files)
 
 
 def _json(x: Any) -> str:
@@ -524,7 +556,7 @@ def _package(plan: Plan, copied: list[str]) -> bytes:
         "name": name, "version": "1.0.0", "private": True, "type": "module",
         "main": "./index.js", "types": "./index.d.ts", "exports": exports, "sideEffects": False,
     }
-    return (json.dumps(package, indent=2) + "\n").encode()
+    return _text(package)
 
 
 def wasm(plan: Plan) -> dict[str, Any]:

@@ -335,16 +335,15 @@ class Renderer:
             if t.is_float:
                 return one if t.bits == 32 else f"({c}){one}"
         if FLOAT16 in (s, t):
-            raise UnsupportedError(f"{self.kernel.name} makes {t.name} of {s.name}, which C11 can't; "
-                                   "compile the model in float32")
+            raise UnsupportedError(f"{self.kernel.name} makes {t.name} of {s.name}, which C11 "
+                                   "can't; compile the model in float32")
         if t is BOOL:
             return f"{a} != 0"
         if s.is_float and t.is_int and not _within(x, t):
             low, high = t.limits
             text = SATURATE.format(
-                c=c, t=t.name, s=s.name, d=c_type(s), low=f"{float(low).hex()}{'f' * (s.bits == 32)}",
-                high=f"{float(high + 1).hex()}{'f' * (s.bits == 32)}",
-                least=literal(low, t), most=literal(high, t))
+                c=c, t=t.name, s=s.name, d=c_type(s), low=literal(float(low), s),
+                high=literal(float(high + 1), s), least=literal(low, t), most=literal(high, t))
             return f"{self.helper(f'{t.name}_from_{s.name}', text)}({a})"
         return f"({c}){a}"
 
@@ -404,8 +403,9 @@ class Renderer:
         statement = last()
         lines = self.inner.lines
         self.inner = outer
-        scope.lines += [f"{scope.pad}for (int64_t lane = 0; lane < {self.lanes}; lane++) {{", *lines,
-                        f"{scope.pad}    {statement}", f"{scope.pad}}}"]
+        scope.lines += [
+            f"{scope.pad}for (int64_t lane = 0; lane < {self.lanes}; lane++) {{", *lines,
+            f"{scope.pad}    {statement}", f"{scope.pad}}}"]
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         for s in body:

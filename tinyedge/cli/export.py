@@ -13,14 +13,15 @@ from .options import bindings, compilation, is_plan, json_flag, progress
 if TYPE_CHECKING:
     from ..web import Report
 
-HELP = "export a model as a web page's module"
+HELP = "export a model as a web page's module, or as C source"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="MODEL.onnx|PLAN.pkl")
     parser.add_argument("-o", "--output", required=True, metavar="DIR",
                         help="the folder; one that an export wrote is replaced")
-    compilation(parser, target="web", targets="webgpu, wasm, or web (the default) for both")
+    compilation(parser, target="web", targets="webgpu, wasm, or web (the default) "
+                "for both; c for C11 source and a header")
     parser.add_argument("--weights", default="float32", choices=("float32", "float16", "int8"),
                         help="how weights are stored: float16 halves, int8 quarters the download")
     parser.add_argument("--labels", metavar="FILE.json", help="names of classes for the demo page: "
@@ -36,6 +37,8 @@ def run(a: argparse.Namespace) -> int:
         raise InputError("--tune measures on this machine's processor, and a page runs elsewhere")
     if not os.path.isfile(a.file):
         raise InputError(f"{a.file} is not a file; give an ONNX model or a plan")
+    if a.bfloat16:
+        raise InputError("--bfloat16 is for processors that multiply such values; use --float16")
     if is_plan(a.file):
         for flag in ("dim", "shape", "state", "float16"):
             if getattr(a, flag):
@@ -60,8 +63,9 @@ def show(report: Report) -> None:
     table.add_column("bytes", justify="right")
     table.add_column("gzip", justify="right")
     for part in report.parts:
-        table.add_row(part.name, f"{part.raw:,}", f"{part.compressed:,}")
+        table.add_row(part.name, f"{part.raw:,}",
+                      "" if part.compressed is None else f"{part.compressed:,}")
     console = Console()
     console.print(table)
     for note in report.notes:
-        console.print(note, markup=False)
+        console.print(note, markup=False, soft_wrap=True)
