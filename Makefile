@@ -7,9 +7,10 @@ WORKERS ?= 2
 
 # System packages. One for tests is installed when the command behind its colon is missing.
 VENV_PACKAGES := python3 python3-venv
-TEST_PACKAGES := qemu-user:qemu-aarch64
+TEST_PACKAGES := qemu-user:qemu-aarch64 chromium:chromium nodejs:node npm:npm
+NPM := tests/web/node_modules/.installed
 
-.PHONY: demo test lint types unit bench fuzz soak wheel clean system
+.PHONY: demo test lint types unit bench bench-web fuzz soak wheel clean system
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m examples.demo
@@ -22,15 +23,20 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	rm -rf build/types
 	mkdir -p build/types/tinyedge
-	ln -s $(CURDIR)/tinyedge/* $(CURDIR)/codegen $(CURDIR)/drivers build/types/tinyedge/
+	ln -s $(CURDIR)/tinyedge/* $(CURDIR)/codegen $(CURDIR)/drivers $(CURDIR)/web build/types/tinyedge/
 	$(BIN)/mypy build/types/tinyedge examples tests $(wildcard bench)
 
 unit: $(VENV)/.installed system
+	@$(MAKE) --no-print-directory $(NPM)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]'
 	$(BIN)/python -m bench
+
+bench-web: $(VENV)/.installed system $(NPM)
+	npm install --prefix bench/browser --no-audit --no-fund --no-package-lock --silent
+	$(BIN)/python -m bench.web
 
 fuzz soak: $(VENV)/.installed
 	$(BIN)/python -m bench.$@
@@ -51,6 +57,12 @@ system:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package >/dev/null; \
 	  else echo "tinyedge: $$package is missing, its tests are skipped; install it (apt-get install $$package)"; fi \
 	done
+
+# What bundles are tested with; without npm their tests are skipped by name.
+$(NPM): tests/web/package.json
+	@if command -v npm >/dev/null; then \
+	  npm install --prefix tests/web --no-audit --no-fund --no-package-lock --silent && touch $@; \
+	else echo "tinyedge: npm is missing, the tests of bundles in a browser are skipped; install it"; fi
 
 # A virtual environment that was begun is finished; one whose needs have changed is brought up to them.
 $(VENV)/.installed: pyproject.toml

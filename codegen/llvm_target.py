@@ -40,6 +40,12 @@ class CpuTarget:
         return self.canonical.partition(":")[0]
 
     @property
+    def language(self) -> str:
+        """What its kernels are written in: a module of `codegen.render`, whose render(kernel,
+        target) gives a function named @ and the kernel's name."""
+        return "c" if self.family == "c" else "llvm"
+
+    @property
     def madd(self) -> str:
         """LLVM's name for a fused or unfused multiply-add of floats, where it finds none itself."""
         return "llvm.wasm.relaxed.madd" if self.canonical == "wasm:relaxed" else ""
@@ -90,8 +96,10 @@ def parse_target(text: str) -> CpuTarget:
         # engines on x86-64 have 16 vector registers
         return CpuTarget(f"wasm:{rest}", "wasm32", "wasm32-unknown-unknown", "generic",
                          WASM[rest], 16, 16)
+    if text == "c":  # short vectors, which every compiler can unroll
+        return CpuTarget("c", "c", "", "", "", 16, 16)
     if family != "cpu":
-        raise InputError(f"target {text}: there are cpu and wasm; use cpu[:ARCH[,FEATURE]]")
+        raise InputError(f"target {text}: there are cpu, wasm and c; use cpu[:ARCH[,FEATURE]]")
     arch, *extra = [p for p in rest.split(",") if p] or [host_arch()]
     if arch == "x86-64":
         arch = "x86-64-v2"

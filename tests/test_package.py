@@ -33,6 +33,7 @@ def test_packages_are_imported_under_one_name() -> None:
 
 
 def test_types_and_licence_are_shipped() -> None:
-    assert PROJECT["tool"]["setuptools"]["package-data"] == {"tinyedge": ["py.typed"]}
+    shipped = PROJECT["tool"]["setuptools"]["package-data"]
+    assert shipped == {"tinyedge": ["py.typed"], "tinyedge.web": ["runtime/*.js", "demo/*"]}
     assert (ROOT / "tinyedge" / "py.typed").exists()
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")

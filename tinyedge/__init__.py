@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from .onnx.importer import check as check
     from .runtime import load as load
     from .tensor import Tensor as Tensor
+    from .web import export as export
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Tensor": "tensor", "check": "onnx", "compile": "compiler", "errors": "", "jit": "jit",
+    "Tensor": "tensor", "check": "onnx", "compile": "compiler", "errors": "",
+    "export": "web", "jit": "jit",
     "load": "runtime",
 }
 

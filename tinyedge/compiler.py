@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ from .schedule import (
     form,
 )
 from .shape import upper
+from .storage import record
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -509,9 +511,9 @@ def _loop_order(item: KernelItem) -> tuple[int, ...]:
 
 
 def describe(k: Kernel, buffers: Sequence[Buffer], target: CpuTarget) -> Code:
-    """Completes a kernel's buffer and symbol tables and renders it."""
-    from .codegen.render.llvm import render
-
+    """Completes a kernel's buffer and symbol tables and renders it in the target's language."""
+    render: Callable[[Kernel, CpuTarget], str] = import_module(
+        f"tinyedge.codegen.render.{target.language}").render
     if len(buffers) > MAX_BUFFERS:
         raise UnsupportedError(f"a kernel of {len(buffers)} buffers is over the {MAX_BUFFERS} "
                                "that a launch may bind; report the model")
@@ -1005,6 +1007,9 @@ class _Compiler:
         for o, blob in blobs:
             data[o:o + len(blob)] = blob
         self.place = place
+        if self.target.family != "cpu":  # an exporter may narrow what it stores
+            provenance = {**provenance, "weights": record(self.graph, {
+                b: at for b, (arena, at, _) in place.items() if arena == CONSTANTS})}
         self.hazards = Hazards(place)
         steps = self.steps(self.program.items)
         return self.assembled(Plan(
@@ -1075,6 +1080,8 @@ class _Compiler:
         from .codegen.llvm_target import support_ir
         from .codegen.objects import compile_all
 
+        if self.target.language != "llvm":
+            return plan
         if self.target.family == "wasm":
             from .codegen.link import wasm
             from .drivers.wasm import executor
@@ -1132,11 +1139,14 @@ def compile_graph(
     from .passes import narrow, optimize, winograd
 
     start = time.perf_counter()
+    if float16 and bfloat16:
+        raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
+    if target == "c" and (tune or bfloat16):
+        raise InputError(f"--{'tune' if tune else 'bfloat16'} is for this machine's processor, and "
+                         "source in C runs elsewhere; leave it out")
     targets = parse_targets(target)
     checked = g.validate(graph)
     plans = []
-    if float16 and bfloat16:
-        raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
     for cpu in targets:
         valid = optimize(checked, BYTES in cpu.dots)
         if target == "cpu":  # this machine, with what is asked for only where it is used
@@ -1148,7 +1158,8 @@ def compile_graph(
             valid = optimize(checked, BYTES in cpu.dots)
         if bfloat16 and SHORT in cpu.dots:
             valid = narrow.run(valid, BFLOAT16, both=True)
-        valid = winograd.run(valid)
+        if cpu.family != "c":
+            valid = winograd.run(valid)
         if (float16 or bfloat16) and cpu.cpu == "x86-64-v2":
             raise InputError(f"--{'b' * bfloat16}float16: {cpu.canonical} has no instructions for "
                              "it; leave one of them out")

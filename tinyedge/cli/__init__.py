@@ -19,7 +19,7 @@ from typing import NoReturn
 from .. import __version__
 from ..errors import InputError, ModelError, PlanError, ShapeError, TinyedgeError
 
-COMMANDS = ("compile", "run", "bench", "verify", "check", "inspect", "devices")
+COMMANDS = ("compile", "export", "run", "bench", "verify", "check", "inspect", "devices")
 FAILED, WRONG = 1, 2
 
 

@@ -24,11 +24,14 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 # options of compilation
 
-def compilation(parser: argparse.ArgumentParser, states: bool = True) -> None:
-    """Adds the options that say what is compiled, and for what."""
-    parser.add_argument("-t", "--target", default="cpu", help="cpu[:ARCH[,FEATURE...]] with ARCH "
-                        "aarch64, x86-64-v2, x86-64-v3 or x86-64-v4; several joined by +, such as "
-                        "cpu:x86-64-v3+v4, give one file for all; default: this machine")
+TARGETS = ("cpu[:ARCH[,FEATURE...]] with ARCH aarch64, x86-64-v2, x86-64-v3 or x86-64-v4; several "
+           "joined by +, such as cpu:x86-64-v3+v4, give one file for all; default: this machine")
+
+
+def compilation(parser: argparse.ArgumentParser, states: bool = True, target: str = "cpu",
+                targets: str = TARGETS) -> None:
+    """Adds the options that say what is compiled, and for what (`target` if nothing is said)."""
+    parser.add_argument("-t", "--target", default=target, help=targets)
     parser.add_argument("--dim", action="append", default=[], metavar="NAME=VALUE|LO..HI",
                         help="size of a named dimension, or its bounds; may be repeated")
     parser.add_argument("--shape", action="append", default=[], metavar="INPUT=D,D,...",

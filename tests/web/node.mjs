@@ -1,0 +1,70 @@
+/** What is checked in Node: `node node.mjs FOLDER` prints a line of JSON for each check. */
+
+import {fakeDevice} from './fake_gpu.mjs';
+import {pathToFileURL} from 'node:url';
+import {join} from 'node:path';
+
+const COUNT = 3 << 16;
+const root = process.argv[2];
+const bundle = name => import(pathToFileURL(join(root, name, 'index.js')));
+const error = promise => promise.then(() => 'nothing', e => ({name: e.name, code: e.code, message: e.message}));
+
+const checks = {
+  async 'objects of a second run'() {
+    const {load} = await bundle('hand');
+    const device = fakeDevice();
+    const model = await load({device});
+    const x = new Float32Array(COUNT);
+    const first = {...device.counts};
+    await model.run({x});
+    const second = {...device.counts};
+    await model.run({x});
+    const own = device.createBuffer({size: 4 * COUNT, usage: 0x80 | 4 | 8});
+    const out = device.createBuffer({size: 4 * COUNT, usage: 0x80 | 4 | 8});
+    const before = {...device.counts};
+    const given = await model.run({x: own}, {outputs: {y: out}});
+    const between = {...device.counts};
+    await model.run({x: own}, {outputs: {y: out}});
+    const after = {...device.counts};
+    await model.dispose();
+    return {first, second, before, between, after, same: given.y.data === out,
+      kept: !device.destroyed, disposed: await error(model.run({x}))};
+  },
+
+  async 'control flow and symbols'() {
+    const {load} = await bundle('open');
+    const device = fakeDevice();
+    const model = await load({device});
+    const run = n => model.run({x: {data: new Float32Array(2 * n), shape: [n, 2]}});
+    const shapes = [];
+    for (const n of [1, 5, 7]) shapes.push((await run(n)).y.shape);
+    return {shapes, dispatches: device.counts.dispatch, buffers: device.counts.buffer,
+      out: await error(run(9)), plain: await error(model.run({x: new Float32Array(4)})),
+      rank: await error(model.run({x: {data: new Float32Array(4), shape: [4]}}))};
+  },
+
+  async 'limits'() {
+    const {load} = await bundle('hand');
+    const tight = fakeDevice({limits: {maxStorageBufferBindingSize: 4096}});
+    return {tight: await error(load({device: tight})), none: await error(load({device: 'webgpu'})),
+      absent: await error(load({device: 'wasm'}))};
+  },
+
+  async 'a device that is lost'() {
+    const {load} = await bundle('hand');
+    const device = fakeDevice(), x = new Float32Array(COUNT);
+    const model = await load({device});
+    await model.run({x});
+    const running = error(model.run({x}));
+    device.lose('the driver was reset');
+    const during = await running, after = await error(model.run({x}));
+    const again = await load({device: fakeDevice()});
+    return {during, after, again: (await again.run({x})).y.data.length};
+  },
+};
+
+for (const [name, check] of Object.entries(checks)) {
+  let result;
+  try { result = {value: await check()}; } catch (e) { result = {error: e.stack}; }
+  console.log(JSON.stringify({name, ...result}));
+}
