@@ -748,6 +748,18 @@ def every(items: Sequence[Item]) -> Iterator[Item]:
                          i.body if isinstance(i, LoopItem) else [])
 
 
+def no_half(graph: Graph) -> None:
+    """UnsupportedError for arithmetic of float16, which WebAssembly has none of, and which LLVM
+    does not come to an end with there; as a type of memory it may occur."""
+    for n in graph.nodes():
+        for inner in g.subgraphs(n):
+            no_half(inner)
+        if n.op in g.ELEMENTWISE - {"cast"} | {"reduce", "contract"} and (
+                n.dtype is FLOAT16 or n.inputs[0].dtype is FLOAT16):
+            raise UnsupportedError(f"node '{n.source}': WebAssembly has no arithmetic of float16; "
+                                   "convert the model to float32, and store weights by --float16")
+
+
 BYTES, SHORT = (UINT8, INT8), (BFLOAT16, BFLOAT16)
 """Types of operands that some targets multiply and add at once."""
 
@@ -1165,6 +1177,8 @@ def compile_graph(
                              "it; leave one of them out")
         if float16 or bfloat16:
             valid = narrow.run(valid, FLOAT16 if float16 else BFLOAT16)
+        if cpu.family == "wasm":
+            no_half(valid)
         plans.append(_Compiler(valid, cpu, progress, cache, tune).plan(
             provenance or {}, metadata or {}))
     plans[0].variants = tuple(plans[1:])
