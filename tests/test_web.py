@@ -65,6 +65,7 @@ def _make(root: Path) -> None:
     export(web_plans.recurrent(), "webgpu", root / "hand")
     export(web_plans.recurrent(), "webgpu", root / "hand8", weights="int8")
     export(web_plans.branching(), "webgpu", root / "open")
+    export(web_plans.threaded(), "wasm", root / "threaded")
     export(web_plans.colours(), "webgpu", root / "colours", labels=["red", "green", "blue"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "CHUNK", 4096)
@@ -317,6 +318,25 @@ def test_a_lost_device_is_told() -> None:
     assert got["again"] == web_plans.COUNT
 
 
+@needs_node
+def test_threads_in_node() -> None:
+    got = value("node.mjs", "threads")
+    one, three = got["1"], got["3"]
+    assert one["values"] == three["values"] and one["values"][0] == one["values"][2]
+    expected = np.sin(np.arange(web_plans.COUNT)).astype(np.float32) * web_plans.WEIGHTS
+    for run, factor in zip(one["values"], (1, 2, 1)):
+        np.testing.assert_allclose(run, factor * expected[np.arange(64) * 3001], rtol=1e-5,
+                                   atol=1e-6)
+    stacks = [web_plans.STACKS + web_plans.STACK * n for n in (2, 3)]
+    assert one["marks"][1:] == [0, 0, 0] and three["marks"][1:] == [*stacks, 0]
+    assert (one["info"]["threads"], three["info"]["threads"]) == (1, 3)
+    loaded = [event["loaded"] for event in three["events"]]
+    assert loaded == sorted(loaded) and loaded[-1] == three["info"]["bytes"]
+    assert one["gpu"]["code"] == "unsupported" and three["disposed"]["code"] == "disposed"
+    assert "no test vector" in one["test"]["message"]
+    assert "threads is 0" in got["none"]["message"]
+
+
 # ---- in Chromium
 
 
@@ -421,16 +441,29 @@ def test_worker() -> None:
     assert one == again != 0 and two == pytest.approx(2 * one)
     loaded = [event["loaded"] for event in got["events"]]
     assert loaded == sorted(loaded) and loaded[-1] == got["info"]["bytes"]
+    assert got["wasm"] == one
     assert got["wrong"]["code"] == "input" and got["kept"] == web_plans.COUNT
     assert got["stopped"]["name"] == "AbortError"
     assert "worker.js is missing" in got["absent"]["message"]
 
 
 @needs_page
+@pytest.mark.parametrize("modes, threads", [("csp", 1), ("csp+isolated", 2)])
+def test_threads_in_isolated_pages(modes: str, threads: int) -> None:
+    got = value("page.mjs", "threads")[modes]
+    assert got["info"]["threads"] == threads and got["info"]["target"] == "wasm:relaxed"
+    assert got["marks"][0] == 1  # the code with relaxed SIMD
+    assert [mark != 0 for mark in got["marks"][1:]] == [threads > 1, False, False]
+    assert got["y"] == value("node.mjs", "threads")["1"]["values"][0]
+    assert got["aborted"]["name"] == "AbortError" and not got["problems"]
+
+
+@needs_page
 @pytest.mark.parametrize("bundler", ["vite", "webpack"])
 def test_bundlers_without_a_plugin(bundler: str) -> None:
     got = value("page.mjs", "bundlers")[bundler]
-    assert got["title"] == str(value("page.mjs", "lost")["whole"])
+    once = value("page.mjs", "lost")["whole"]
+    assert got["title"] == f"{once} {once} 2"
     assert not got["problems"]
 
 
@@ -473,3 +506,5 @@ def test_form_page() -> None:
 def test_insecure_page() -> None:
     got = value("page.mjs", "insecure")
     assert got["secure"] is False and "no WebGPU adapter" in got["gpu"]["message"]
+    assert got["info"]["verified"] is False and got["info"]["threads"] == 1
+    assert got["y"] == value("page.mjs", "lost")["whole"]

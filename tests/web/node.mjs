@@ -61,6 +61,26 @@ const checks = {
     const again = await load({device: fakeDevice()});
     return {during, after, again: (await again.run({x})).y.data.length};
   },
+
+  async 'threads'() {
+    const {load} = await bundle('threaded');
+    const x = Float32Array.from({length: COUNT}, (_, i) => Math.sin(i)), out = {};
+    for (const threads of [1, 3]) {
+      const events = [];
+      const model = await load({threads, onProgress: p => events.push(p)});
+      const runs = await Promise.all([model.run({x}), model.run({x})]);
+      await model.reset();
+      runs.push(await model.run({x}));
+      out[threads] = {info: model.info, events, marks: [...runs[0].marks.data],
+        values: runs.map(r => Array.from({length: 64}, (_, i) => r.y.data[i * 3001])),
+        gpu: await error(model.run({x}, {outputs: 'gpu'})),
+        test: await error(model.selfTest())};
+      await model.dispose();
+      out[threads].disposed = await error(model.run({x}));
+    }
+    out.none = await error(load({threads: 0}));
+    return out;
+  },
 };
 
 for (const [name, check] of Object.entries(checks)) {

@@ -213,6 +213,26 @@ const scenarios = {
     return {cpu, own, theirs, alive, isTo: given.y.data === to, same, usages, problems};
   })),
 
+  /** WebAssembly with and without threads. */
+  async threads() {
+    const out = {};
+    for (const modes of ['csp', 'csp+isolated']) {
+      out[modes] = await visit(modes, (page, context, problems) => page.evaluate(async () => {
+        const {load} = await bundle('threaded');
+        const model = await load({threads: 2}), x = input(COUNT);
+        const {y, marks} = await model.run({x});
+        const stopped = new AbortController();
+        const again = load({threads: 2, signal: stopped.signal});
+        stopped.abort();
+        const aborted = await failure(again);
+        await model.dispose();
+        return {info: model.info, marks: [...marks.data], aborted,
+          y: Array.from({length: 64}, (_, i) => y.data[i * 3001])};
+      }).then(value => ({...value, problems: [...problems]})));
+    }
+    return out;
+  },
+
   /** The model in a worker, from the page's side. */
   worker: () => visit('csp', page => page.evaluate(async () => {
     const {connect} = await import('/csp/hand/remote.js');
@@ -227,9 +247,12 @@ const scenarios = {
     const stop = new AbortController();
     const stopped = await failure(slow(new Worker('/slow/hand/worker.js', {type: 'module'}),
       {signal: stop.signal, onProgress: ({loaded}) => loaded && stop.abort()}));
+    const threads = await import('/csp/threaded/remote.js').then(({connect: on}) =>
+      on(new Worker('/csp/threaded/worker.js', {type: 'module'})));
+    const wasm = (await threads.run({x})).y.data[5];
     const absent = await failure(connect(new Worker('/csp/nowhere.js', {type: 'module'})));
     return {info: model.info, events, values: [one, two, again].map(r => r.y.data[5]), wrong,
-      stopped, absent, kept: x.length};
+      stopped, absent, wasm, kept: x.length};
   })),
 
   /** Pages built by bundlers without a plugin. */
@@ -238,7 +261,7 @@ const scenarios = {
     const names = await built(root);
     for (const [name, path] of Object.entries(names)) {
       out[name] = await visit('csp', async (page, context, problems) => {
-        await page.goto(`${server.origin}/csp/${path}/index.html`);
+        await page.goto(`${server.origin}/csp+isolated/${path}/index.html`);
         await page.waitForFunction(() => document.title !== 'waiting');
         return {title: await page.title(), problems: [...problems]};
       });
@@ -303,7 +326,10 @@ const scenarios = {
     await page.evaluate(helpers);
     return page.evaluate(async () => {
       const {load} = await bundle('hand');
-      return {secure: isSecureContext, gpu: await failure(load())};
+      const {load: loadWasm} = await bundle('threaded');
+      const model = await loadWasm({cache: true});
+      const {y} = await model.run({x: input(COUNT)});
+      return {secure: isSecureContext, gpu: await failure(load()), info: model.info, y: y.data[5]};
     });
   }),
 };

@@ -38,6 +38,10 @@ export function within(promise, milliseconds, message) {
 async function opened(file, url, context) {
   const fs = url.protocol === 'file:' && builtin('node:fs');
   if (fs) return {source: fs.createReadStream(url)[Symbol.asyncIterator]()};
+  if (url.protocol === 'data:') { // bundlers put small files into the script
+    const bytes = Uint8Array.from(atob(url.pathname.split(',')[1]), c => c.charCodeAt(0));
+    return {source: [bytes].values()};
+  }
   const {cache, signal} = context;
   const key = new URL(url);
   key.searchParams.set('sha256', file.hashes[0]);
@@ -106,7 +110,7 @@ export async function download(file, context, take) {
       throw fail('integrity', `ends after ${done + filled} of ${file.size} bytes; load again`);
     }
   } catch (error) {
-    source?.return().catch(() => {});
+    Promise.resolve(source?.return?.()).catch(() => {});
     await forget?.();
     signal?.throwIfAborted();
     if (error instanceof TinyedgeError) throw error;
