@@ -129,7 +129,7 @@ def colours() -> Plan:
 
 
 # WebAssembly, written byte by byte. Addresses:
-JOINED, STOP, MARKS, STACKS, STACK = 0, 4, 64, 4096, 4096
+JOINED, STOP, TICKET, MARKS, STACKS, STACK = 0, 4, 8, 64, 4096, 4096
 W, H, X, Y = (0x10000 + i * BYTES for i in range(4))
 I32, V128 = 0x7F, 0x7B
 
@@ -181,13 +181,14 @@ def _module(relaxed: bool, pages: int) -> tuple[bytes, int]:
     run = (bytes.fromhex("02 40 03 40") + joined + patience + i32(1) + bytes.fromhex("0f 0b 0b")
            + bytes.fromhex("03 40") + element + following + b"\x0b"
            + i32(0) + i32(relaxed) + at("36", MARKS) + i32(0))
-    work = (get(0) + i32(2) + bytes.fromhex("74 23 00") + at("36", MARKS)
+    work = (i32(TICKET) + i32(1) + at("fe1e") + i32(1) + bytes.fromhex("6a") + i32(2)
+            + bytes.fromhex("74 23 00") + at("36", MARKS)
             + i32(JOINED) + i32(1) + at("fe1e") + b"\x1a" + bytes.fromhex("03 40")
             + i32(STOP) + i32(0) + bytes.fromhex("42 7f") + at("fe01") + b"\x1a"
             + i32(STOP) + at("fe10") + bytes.fromhex("45 0d 00 0b"))
     stop = i32(STOP) + i32(1) + at("fe17") + i32(STOP) + i32(-1) + at("fe00") + b"\x1a"
     zero = i32(0) + bytes.fromhex("fd 0f")
-    initialize = (3 * zero + bytes.fromhex("fd 85 02 1a")) if relaxed else zero + b"\x1a"
+    unused = (3 * zero + bytes.fromhex("fd 85 02 1a")) if relaxed else zero + b"\x1a"
 
     def body(code: bytes, locals_: int = 0) -> bytes:
         whole = (_vector([_uleb(locals_) + bytes([I32])]) if locals_ else b"\0") + code + b"\x0b"
@@ -195,7 +196,7 @@ def _module(relaxed: bool, pages: int) -> tuple[bytes, int]:
 
     types = [bytes([0x60, 1, I32, 1, I32]), bytes([0x60, 1, I32, 0]), bytes([0x60, 0, 0])]
     memory = b"\x03env\x06memory\x02"
-    names = ["run", "work", "stop", "initialize"]
+    names = ["run", "work", "stop", "unused"]
     exports = [_uleb(len(n)) + n.encode() + b"\0" + bytes([i]) for i, n in enumerate(names)]
     head = b"\0asm\1\0\0\0" + _section(1, _vector(types))
     imports = _vector([memory + b"\x01" + _uleb(pages) + _uleb(pages)])
@@ -203,7 +204,7 @@ def _module(relaxed: bool, pages: int) -> tuple[bytes, int]:
     code = head + _section(2, imports) + _section(3, _vector([b"\0", b"\1", b"\2", b"\2"])) \
         + _section(6, _vector([bytes([I32, 1]) + i32(STACKS + STACK) + b"\x0b"])) \
         + _section(7, _vector([*exports, b"\x0dstack_pointer\x03\x00"])) \
-        + _section(10, _vector([body(run, 2), body(work), body(stop), body(initialize)]))
+        + _section(10, _vector([body(run, 2), body(work), body(stop), body(unused)]))
     return code, flag
 
 
@@ -220,7 +221,7 @@ def threaded() -> Plan:
             (State("h", "h.next", (COUNT,), "float32", Ref(2, 0, BYTES)),), {}, (BYTES, 0, BYTES),
             (), (), code, WEIGHTS.tobytes(),
             {"memory_flag": flag, "pages": pages, "constants": W, "scratch": 0, "states": H,
-             "symbols": 8, "input0": X, "output0": Y, "output1": MARKS, "stacks": STACKS,
+             "symbols": 1024, "input0": X, "output0": Y, "output1": MARKS, "stacks": STACKS,
              "stack_size": STACK}, name="threaded",
             provenance={"weights": ((0, COUNT, 3, ((1 << 16, 3, 1),)),)}))
     plans[0].variants = (plans[1],)

@@ -2,11 +2,11 @@
 
 const node = globalThis.process?.getBuiltinModule?.('node:worker_threads')?.parentPort;
 
-function start({module, memory, number, stack}) {
+function start({module, memory, threads, stack}) {
   const {exports} = new WebAssembly.Instance(module, {env: {memory}});
   exports.stack_pointer.value = stack;
   (node ?? self).postMessage('ready');
-  exports.work(number);
+  exports.work(threads);
 }
 
 if (node) node.once('message', start);

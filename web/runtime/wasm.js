@@ -45,8 +45,7 @@ const wasm = {
     await weights(plan, rest, context, (at, bytes) =>
       new Uint8Array(memory.buffer, plan.constants + at, bytes.length).set(bytes));
     const module = await compiled;
-    const exports = instance(module, memory).exports;
-    exports.initialize();
+    const {exports} = new WebAssembly.Instance(module, {env: {memory}});
     const end = async () => {
       if (workers.length) exports.stop();
       await Promise.all(workers.map(w => w.terminate()));
@@ -54,7 +53,7 @@ const wasm = {
     try {
       for (let number = 1; number < threads; number++) workers.push(thread());
       await within(Promise.all(workers.map((worker, i) => ready(worker, {
-        module, memory, number: i + 1, stack: plan.stacks + plan.stackSize * (i + 2),
+        module, memory, threads, stack: plan.stacks + plan.stackSize * (i + 2), // they grow down
       }))), READY, 'the worker threads did not start; load with {threads: 1}');
     } catch (error) {
       await end();
@@ -101,8 +100,6 @@ const wasm = {
     };
   },
 };
-
-const instance = (module, memory) => new WebAssembly.Instance(module, {env: {memory}});
 
 /** A module worker; in Node a thread. */
 function thread() {
