@@ -1,4 +1,5 @@
-"""CPU targets and LLVM: a target string to a target machine, IR text to an object file.
+"""Targets and LLVM: a target string to a target machine, IR text to an object file; of processors
+and of WebAssembly.
 
 Compile time only; the run time checks the canonical target string by itself
 (`tinyedge.drivers.cpu.features`).
@@ -22,6 +23,7 @@ class CpuTarget:
     """What LLVM needs to know, and what the schedule does.
 
     canonical: the target string that a plan carries. vector_bytes: width of a vector register.
+    registers: how many of them there are.
     """
 
     canonical: str
@@ -30,13 +32,35 @@ class CpuTarget:
     cpu: str
     features: str
     vector_bytes: int
+    registers: int
+
+    @property
+    def family(self) -> str:
+        """What stands before the colon: which driver runs it."""
+        return self.canonical.partition(":")[0]
+
+    @property
+    def language(self) -> str:
+        """What its kernels are written in: a module of `codegen.render`, whose render(kernel,
+        target) gives a function named @ and the kernel's name."""
+        return "c" if self.family == "c" else "llvm"
+
+    @property
+    def madd(self) -> str:
+        """LLVM's name for a fused or unfused multiply-add of floats, where it finds none itself."""
+        return "llvm.wasm.relaxed.madd" if self.canonical == "wasm:relaxed" else ""
 
     @property
     def dots(self) -> dict[tuple[DType, DType], str]:
-        """What the target multiplies and adds at once (see `codegen.schedule.cpu.Dots`)."""
+        """Types of operands -> the instruction, as the renderer knows it, that multiplies as many
+        neighbours of them as fill 32 bits, and adds the products to a sum."""
         extra = self.canonical.split(",")[1:]
         return dict(DOTS[f] for f in extra if f in DOTS)
 
+
+_WASM = "+atomics,+bulk-memory,+mutable-globals,+nontrapping-fptoint,+sign-ext,+simd128"
+WASM = {"relaxed": f"{_WASM},+relaxed-simd", "simd128": _WASM}
+"""Sets of instructions that code for WebAssembly is made for, the better one first."""
 
 DOTS = {
     "avx512vnni": ((UINT8, INT8), "vpdpbusd"), "avxvnni": ((UINT8, INT8), "vpdpbusd"),
@@ -66,8 +90,16 @@ def parse_target(text: str) -> CpuTarget:
     ARCH is aarch64, x86-64 (the same as -v2), x86-64-v2, -v3 or -v4. InputError for any other.
     """
     family, _, rest = text.partition(":")
+    if family == "wasm":
+        if rest not in WASM:
+            raise InputError(f"target {text}: use wasm, or one of wasm:{' and wasm:'.join(WASM)}")
+        # engines on x86-64 have 16 vector registers
+        return CpuTarget(f"wasm:{rest}", "wasm32", "wasm32-unknown-unknown", "generic",
+                         WASM[rest], 16, 16)
+    if text == "c":  # short vectors, which every compiler can unroll
+        return CpuTarget("c", "c", "", "", "", 16, 16)
     if family != "cpu":
-        raise InputError(f"target {text}: only cpu targets are built in; use cpu[:ARCH[,FEATURE]]")
+        raise InputError(f"target {text}: there are cpu, wasm and c; use cpu[:ARCH[,FEATURE]]")
     arch, *extra = [p for p in rest.split(",") if p] or [host_arch()]
     if arch == "x86-64":
         arch = "x86-64-v2"
@@ -78,10 +110,11 @@ def parse_target(text: str) -> CpuTarget:
     if arch in LEVELS:
         features = ",".join(["-prefer-256-bit", *(f"+{f}" for f in extra)])
         return CpuTarget(",".join([f"cpu:{arch}", *extra]), "x86-64", "x86_64-unknown-linux-gnu",
-                         arch, features, LEVELS[arch])
+                         arch, features, LEVELS[arch], 32 if LEVELS[arch] == 64 else 16)
     if arch == "aarch64":
         return CpuTarget(",".join(["cpu:aarch64", *extra]), "aarch64", "aarch64-unknown-linux-gnu",
-                         "generic", ",".join(["-outline-atomics", *(f"+{f}" for f in extra)]), 16)
+                         "generic", ",".join(["-outline-atomics", *(f"+{f}" for f in extra)]), 16,
+                         32)
     raise InputError(f"target {text}: {arch} is not a known architecture; use aarch64 or one of "
                      f"{', '.join(sorted(LEVELS))}")
 
@@ -90,6 +123,8 @@ def parse_targets(text: str) -> list[CpuTarget]:
     """The targets that ``cpu:ARCH+ARCH...`` names, the widest vectors first. After an x86-64 level
     another may be given as ``v4``. InputError."""
     family, colon, rest = text.partition(":")
+    if text == "wasm":
+        return [parse_target(f"wasm:{name}") for name in WASM]
     parts = rest.split("+")
     if len(parts) == 1:
         return [parse_target(text)]
@@ -151,7 +186,7 @@ define half @__truncsfhf2(float %x) nounwind {
 
 def support_ir(target: CpuTarget) -> list[str]:
     """Texts to compile with a plan's kernels: what LLVM may call on this target."""
-    return [HALF] if target.cpu == "x86-64-v2" else []
+    return [HALF] if target.cpu == "x86-64-v2" or target.arch == "wasm32" else []
 
 
 @cache
@@ -177,7 +212,8 @@ def _machine(target: CpuTarget) -> Any:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     return llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="small")
+        cpu=target.cpu, features=target.features, opt=3,
+        reloc="static" if target.arch == "wasm32" else "pic", codemodel="small")
 
 
 def compile_ir(text: str, target: CpuTarget) -> bytes:

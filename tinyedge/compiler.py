@@ -72,6 +72,8 @@ from .storage import record
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from .codegen.llvm_target import CpuTarget
+
 Progress = Callable[[str, int, int], None]
 """progress(stage, done, of)"""
 
@@ -166,9 +168,8 @@ class _Work:
     weights: a contraction's constant operand, whose memory the schedule lays out.
     """
 
-    def __init__(self, item: KernelItem, width: int, packs: _Packs,
-                 dots: cpu_schedule.Dots | None) -> None:
-        self.item, self.width, self.packs, self.dots = item, width, packs, dots
+    def __init__(self, item: KernelItem, target: CpuTarget, packs: _Packs) -> None:
+        self.item, self.target, self.packs = item, target, packs
         self.args = _Arguments()
         self.args.number(item.target)
         self.weights: Node | None = None
@@ -229,11 +230,11 @@ class _Work:
     def scheduled(self, choice: cpu_schedule.Choice | None = None, feature: int | None = None
                   ) -> cpu_schedule.Scheduler | Transform:
         if self.transform:
-            return Transform(self.lower, self.item.node, self.store, self.width)
+            return Transform(self.lower, self.item.node, self.store, self.target.vector_bytes)
         return cpu_schedule.Scheduler(cpu_schedule.Spec(
             self.lower, self.item.node, self.item.node.shape, _loop_order(self.item), self.store,
             self.pack if self.weights is not None else None),
-            self.width, choice, self.dots, feature)
+            self.target, choice, feature)
 
     def pack(self, layout: Layout) -> None:
         assert self.weights is not None
@@ -261,17 +262,16 @@ class _Work:
         rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
                  for b in self.args.buffers]
         views = [(v.op, v.shape, v.attrs) for v in self.item.views]
-        return f"{rooms} {views}\n{scheduler.key()}"
+        return f"{self.target} {rooms} {views}\n{scheduler.key()}"
 
 
 def build_kernel(
-    item: KernelItem, width: int, packs: _Packs, memory: _Memory,
-    dots: cpu_schedule.Dots | None = None,
+    item: KernelItem, target: CpuTarget, packs: _Packs, memory: _Memory,
 ) -> Built | None:
     """One item's kernel; None where there is nothing to compute."""
     if any(d == 0 for d in item.node.shape if isinstance(d, int)):
         return None
-    work = _Work(item, width, packs, dots)
+    work = _Work(item, target, packs)
     if (copy := work.copy()) is not None:
         return copy
     buffers = work.args.buffers
@@ -279,7 +279,7 @@ def build_kernel(
 
     def make(choice: cpu_schedule.Choice | None = None) -> Code:
         code = describe((scheduler if choice is None else work.scheduled(choice)).kernel(), buffers,
-                        memory.language)
+                        target)
         return replace(code, weights=(work.packed(),))
 
     def tuned(tuner: Tuner) -> Code | None:
@@ -306,6 +306,7 @@ class _Link:
         self.item, self.reads = item, reads
         self.kind = ""
         self.feature: int | None = None
+        self.weights = 0
         if item.shift is not None or not all(isinstance(d, int) and d for d in n.shape) or \
                 n.op in ("winograd_in", "scatter"):
             return
@@ -319,6 +320,7 @@ class _Link:
                            for forms in h["maps"])
             self.kind = "product" if h.inputs[1].op != "const" else \
                 "depthwise" if both_use else "dense"
+            self.weights = h.inputs[1].value.nbytes if h.inputs[1].op == "const" else 0
 
     def follows(self, run: Sequence[_Link]) -> bool:
         """Whether it is worth trying to do this one with those before it."""
@@ -330,10 +332,8 @@ class _Link:
         if self.kind != "dense":
             return run[0].kind in ("rows", "product")
         # weights are read anew for every piece: few, and for the sake of much
-        assert self.item.heavy is not None
-        weights = self.item.heavy.inputs[1].value.nbytes
-        return len(run) == 1 and run[0].kind == "depthwise" and weights <= CHAINED_WEIGHTS and \
-            run[0].item.target.nbytes.hi >= CHAINED_BYTES
+        return all(x.weights <= CHAINED_WEIGHTS for x in (*run, self)) and any(
+            x.item.target in self.reads and x.item.target.nbytes.hi >= CHAINED_BYTES for x in run)
 
 
 def reading(item: Item) -> set[Buffer]:
@@ -363,8 +363,8 @@ def reading(item: Item) -> set[Buffer]:
 
 
 CHAINED_WEIGHTS, CHAINED_BYTES = 1 << 17, 1 << 20
-"""Most bytes of weights, and least of what a depthwise convolution computes, for which the product
-behind it is done piece by piece: the second-level cache holds the first and not the second."""
+"""Most bytes of weights, and least of what lies between, for which convolutions are done piece by
+piece: the second-level cache holds the first and not the second."""
 LEAST_PIECES, LITTLE = 8, 200_000
 """Pieces that a chain has at least, unless all its operations and bytes are that few."""
 PASSED = 4
@@ -372,12 +372,11 @@ PASSED = 4
 
 
 def build_chain(
-    links: Sequence[_Link], dead: set[Buffer], width: int, packs: _Packs, memory: _Memory,
-    dots: cpu_schedule.Dots | None,
+    links: Sequence[_Link], dead: set[Buffer], target: CpuTarget, packs: _Packs, memory: _Memory,
 ) -> Built | None:
     """The items as one kernel; None where that can't be. dead: buffers that no other item reads."""
     feature = next((x.feature for x in links if x.feature is not None), None)
-    works = [_Work(x.item, width, packs, dots) for x in links]
+    works = [_Work(x.item, target, packs) for x in links]
     if feature is None or any(w.copy() is not None for w in works):
         return None
     schedulers = [w.scheduled(feature=feature) for w in works]
@@ -406,7 +405,7 @@ def build_chain(
         for w, n in zip(works, numbers):  # weights have been laid out
             for i, b in enumerate(w.args.buffers):
                 union[n[i]] = b
-        return replace(describe(k, union, memory.language), inplace=(),
+        return replace(describe(k, union, target), inplace=(),
                        weights=tuple(w.packed() for w in works))
 
 
@@ -425,10 +424,9 @@ def build_chain(
 class _Memory:
     """Kernels that were made before: in this compilation, and on disk."""
 
-    def __init__(self, cache: bool, tuner: Tuner | None = None, language: str = "llvm") -> None:
+    def __init__(self, cache: bool, tuner: Tuner | None = None) -> None:
         from .codegen.cache import Cache
 
-        self.language = language
         self.made: dict[str, Code] = {}
         self.tuner = tuner
         self.store = Cache() if cache else None
@@ -445,7 +443,7 @@ class _Memory:
         asked for), else what was made before or is made now."""
         if key in self.made:
             return self.made[key]
-        stored = f"{self.generator}\n{self.language} {key}"
+        stored = f"{self.generator}\n{key}"
         code = self._stored(f"tuned {stored}")
         if code is None and self.tuner is not None and tuned is not None:
             code = tuned(self.tuner)
@@ -512,10 +510,10 @@ def _loop_order(item: KernelItem) -> tuple[int, ...]:
     return tuple(sorted(range(n.rank), key=lambda i: -reach[vs[i]]))
 
 
-def describe(k: Kernel, buffers: Sequence[Buffer], language: str = "llvm") -> Code:
-    """Completes a kernel's buffer and symbol tables and renders it in a language: the name of a
-    module of `tinyedge.codegen.render`, whose render(kernel) gives a function named @k."""
-    render: Callable[[Kernel], str] = import_module(f"tinyedge.codegen.render.{language}").render
+def describe(k: Kernel, buffers: Sequence[Buffer], target: CpuTarget) -> Code:
+    """Completes a kernel's buffer and symbol tables and renders it in the target's language."""
+    render: Callable[[Kernel, CpuTarget], str] = import_module(
+        f"tinyedge.codegen.render.{target.language}").render
     if len(buffers) > MAX_BUFFERS:
         raise UnsupportedError(f"a kernel of {len(buffers)} buffers is over the {MAX_BUFFERS} "
                                "that a launch may bind; report the model")
@@ -544,8 +542,9 @@ def describe(k: Kernel, buffers: Sequence[Buffer], language: str = "llvm") -> Co
     visit(k.body)
     table = tuple((b.dtype, i in written) for i, b in enumerate(buffers))
     k = replace(k, buffers=table, symbols=tuple(symbols))
-    return Code(render(k), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes, inplace(k),
-                writes=tuple(sorted(written - set(k.local))), buffers=len(buffers) - len(k.local))
+    return Code(render(k, target), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes,
+                inplace(k), writes=tuple(sorted(written - set(k.local))),
+                buffers=len(buffers) - len(k.local))
 
 
 def inplace(k: Kernel) -> tuple[int, ...]:
@@ -609,7 +608,7 @@ def estimate(item: KernelItem, buffers: Sequence[Buffer]) -> tuple[int, int]:
     return flops, moved
 
 
-def build_scatter(item: ScatterItem, language: str = "llvm") -> Built:
+def build_scatter(item: ScatterItem, target: CpuTarget) -> Built:
     """One serial piece that puts the updates in order."""
     n = item.node
     data, updates, *indices = n.inputs
@@ -649,14 +648,15 @@ def build_scatter(item: ScatterItem, language: str = "llvm") -> Built:
     if any(d == 0 for d in updates.shape):
         body = ()
     k = Kernel("k", (), (), var("g", 0, 0), const(1), body)
-    return Built(describe(k, args.buffers, language), args.buffers, (n.source,) if n.source else ())
+    return Built(describe(k, args.buffers, target), args.buffers, (n.source,) if n.source else ())
 
 
-def build_fill(item: FillItem, width: int, memory: _Memory) -> Built:
+def build_fill(item: FillItem, target: CpuTarget, memory: _Memory) -> Built:
     """Zeros for the halo of a buffer."""
     b = item.target
-    key = f"halo {width} {b.dtype} {b.layout}"
-    code = memory.code(key, lambda: describe(halo_kernel(b, width), [b], memory.language))
+    key = f"halo {target} {b.dtype} {b.layout}"
+    code = memory.code(
+        key, lambda: describe(halo_kernel(b, target.vector_bytes), [b], target))
     inside = prod(upper(r) - low - high for r, (low, high) in zip(b.layout.room, b.layout.halo))
     return Built(code, [b], bytes=b.nbytes.hi - inside * b.dtype.itemsize)
 
@@ -768,18 +768,15 @@ def quantised(graph: Valid) -> bool:
 
 
 class _Compiler:
-    language = "llvm"
-
     def __init__(
-        self, graph: Valid, target: Any, progress: Progress | None, cache: bool, tune: float = 0
+        self, graph: Valid, target: CpuTarget, progress: Progress | None, cache: bool,
+        tune: float = 0,
     ) -> None:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
-        self.width: int = target.vector_bytes
-        self.dots: cpu_schedule.Dots = target.dots
-        self.program = form(graph, self.width)
+        self.program = form(graph, target.vector_bytes)
         self.packs = _Packs(self.program)
-        self.memory = _Memory(cache, self.tuner(tune) if tune else None, self.language)
+        self.memory = _Memory(cache, self.tuner(tune) if tune else None)
         self.unique: dict[str, int] = {}
         self.texts: list[str] = []
         self.kernels: list[PlanKernel] = []
@@ -826,7 +823,7 @@ class _Compiler:
               ) -> tuple[ChainItem, Built, list[Item]] | None:
         """The longest chain that begins with a link, and which of the items behind that are to be
         done before it; None where there is none."""
-        if first.kind in ("", "dense"):
+        if not first.kind:
             return None
         run, best = [first], None
         passed: list[Item] = []
@@ -846,7 +843,10 @@ class _Compiler:
                     and b.parent is None and not any(
                         b in reads for i, reads in self.reads.items() if i not in among)
                     and not any(x.parent is b for x in self.program.buffers)}
-            built = build_chain(together, dead, self.width, self.packs, self.memory, self.dots)
+            if link.kind == "dense" and not dead.issuperset(
+                    link.reads & {x.item.target for x in run}):
+                break  # nothing is saved but one reading
+            built = build_chain(together, dead, self.target, self.packs, self.memory)
             if built is None:
                 break
             run = together
@@ -864,11 +864,11 @@ class _Compiler:
             if isinstance(i, ChainItem):
                 [b] = self.built[i]
             elif isinstance(i, KernelItem):
-                b = build_kernel(i, self.width, self.packs, self.memory, self.dots)
+                b = build_kernel(i, self.target, self.packs, self.memory)
             elif isinstance(i, ScatterItem):
-                b = build_scatter(i, self.memory.language)
+                b = build_scatter(i, self.target)
             elif isinstance(i, FillItem):
-                b = build_fill(i, self.width, self.memory)
+                b = build_fill(i, self.target, self.memory)
             self.built[i] = [b] if b is not None else []
             if b is not None and b.code is not None:
                 self.add(b.code, b, i)
@@ -1007,14 +1007,12 @@ class _Compiler:
         for o, blob in blobs:
             data[o:o + len(blob)] = blob
         self.place = place
-        if not self.target.canonical.startswith("cpu"):  # an exporter may narrow what it stores
+        if self.target.family != "cpu":  # an exporter may narrow what it stores
             provenance = {**provenance, "weights": record(self.graph, {
                 b: at for b, (arena, at, _) in place.items() if arena == CONSTANTS})}
         self.hazards = Hazards(place)
         steps = self.steps(self.program.items)
-        code, entries = self.assemble()
-        kernels = tuple(replace(k, entry=entries[k.name]) for k in self.kernels)
-        return Plan(
+        return self.assembled(Plan(
             target=self.target.canonical,
             inputs=tuple(Port(b.name, _sizes(b), b.dtype.name)
                          for b in sorted(inputs, key=lambda b: b.port)),
@@ -1022,12 +1020,10 @@ class _Compiler:
                           for b in sorted(outputs, key=lambda b: b.port)),
             states=tuple(states), symbols={
                 k: v for k, v in self.program.symbols.items() if not k.startswith("turn")},
-            arenas=(constants, scratch, at), kernels=kernels, steps=steps, code=code,
-            constants=bytes(data),
-            entries={k: v for k, v in entries.items() if k not in {x.name for x in kernels}},
-            metadata=dict(metadata), provenance=dict(provenance), name=self.graph.name,
-            producer=_producer(),
-        )
+            arenas=(constants, scratch, at), kernels=tuple(self.kernels), steps=steps, code=b"",
+            constants=bytes(data), metadata=dict(metadata), provenance=dict(provenance),
+            name=self.graph.name, producer=_producer(),
+        ))
 
     def ref(self, b: Buffer) -> Ref:
         arena, lo, _ = self.place[b.root]
@@ -1079,26 +1075,35 @@ class _Compiler:
         self.unknown = False
         return wait
 
-    def assemble(self) -> tuple[bytes, dict[str, int]]:
-        """Object code of every kernel and of the executor, linked into one image."""
-        from .codegen.link.elf import link
+    def assembled(self, plan: Plan) -> Plan:
+        """The plan with the code of its kernels and of what runs them, linked into one."""
         from .codegen.llvm_target import support_ir
         from .codegen.objects import compile_all
-        from .drivers.cpu.executor import executor_ir
 
-        texts = [*self.texts, executor_ir(self.target.arch), *support_ir(self.target)]
+        if self.target.language != "llvm":
+            return plan
+        if self.target.family == "wasm":
+            from .codegen.link import wasm
+            from .drivers.wasm import executor
+
+            where = executor.layout(plan)
+            run = executor.executor_ir(plan, where)
+        else:
+            from .codegen.link.elf import link
+            from .drivers.cpu.executor import executor_ir
+
+            run = executor_ir(self.target.arch)
+        texts = [*self.texts, run, *support_ir(self.target)]
         objects = compile_all(texts, self.target, self.cache, self.progress)
+        if self.target.family == "wasm":
+            module = wasm.link(objects, executor.EXPORTS, where.end, executor.STACK,
+                               executor.STACKS)
+            return replace(plan, code=module.code, entries=executor.entries(plan, where, module))
         image = link(objects, page=65536 if self.target.arch == "aarch64" else 4096)
-        return image.code, image.entries
-
-
-class _Sources(_Compiler):
-    """For targets that are given source instead of code."""
-
-    language = "c"
-
-    def assemble(self) -> tuple[bytes, dict[str, int]]:
-        return b"", {k.name: 0 for k in self.kernels}
+        kernels = tuple(replace(k, entry=image.entries[k.name]) for k in plan.kernels)
+        names = {k.name for k in kernels}
+        return replace(plan, code=image.code, kernels=kernels, entries={
+            k: v for k, v in image.entries.items() if k not in names})
 
 
 def _plain_index(b: Buffer) -> Index:
@@ -1136,18 +1141,9 @@ def compile_graph(
     start = time.perf_counter()
     if float16 and bfloat16:
         raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
-    if target == "c":
-        if tune or bfloat16:
-            raise InputError(f"--{'tune' if tune else 'bfloat16'} is for this machine's processor, "
-                             "and source in C runs elsewhere; leave it out")
-        from .codegen.render.c import Target
-
-        valid = optimize(g.validate(graph))
-        if float16:
-            valid = narrow.run(valid, FLOAT16)
-        return _Sources(valid, Target(), progress, cache).plan(
-            {**(provenance or {}), "compile seconds": round(time.perf_counter() - start, 3)},
-            metadata or {})
+    if target == "c" and (tune or bfloat16):
+        raise InputError(f"--{'tune' if tune else 'bfloat16'} is for this machine's processor, and "
+                         "source in C runs elsewhere; leave it out")
     targets = parse_targets(target)
     checked = g.validate(graph)
     plans = []
@@ -1162,7 +1158,8 @@ def compile_graph(
             valid = optimize(checked, BYTES in cpu.dots)
         if bfloat16 and SHORT in cpu.dots:
             valid = narrow.run(valid, BFLOAT16, both=True)
-        valid = winograd.run(valid)
+        if cpu.family != "c":
+            valid = winograd.run(valid)
         if (float16 or bfloat16) and cpu.cpu == "x86-64-v2":
             raise InputError(f"--{'b' * bfloat16}float16: {cpu.canonical} has no instructions for "
                              "it; leave one of them out")

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tinyedge.dtype import BOOL, FLOAT16, DType
 from tinyedge.errors import UnsupportedError
 
 from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, value_of
+from ..llvm_target import CpuTarget
 from .llvm import _lane, _loaded, _within
 
 TYPES = {"bool": "bool", "float32": "float", "float64": "double", "float16": "uint16_t"}
@@ -114,16 +115,6 @@ PAD = 64
 
 SEPARATOR = "\f"
 """Between the definitions that a kernel's source needs, and itself."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What the compiler asks of a target, for C: short vectors, which every compiler can unroll."""
-
-    canonical: str = "c"
-    arch: str = "c"
-    vector_bytes: int = 16
-    dots: Mapping[tuple[DType, DType], str] = field(default_factory=dict)
 
 
 def c_type(t: DType) -> str:
@@ -526,11 +517,11 @@ def _registers(body: tuple[Stmt, ...]) -> list[Expr]:
     return list(out)
 
 
-def render(kernel: Kernel) -> str:
+def render(kernel: Kernel, target: CpuTarget) -> str:
     """The definitions that a function needs, and the function, named @ and the kernel's name."""
     renderer = Renderer(kernel)
     text = renderer.function()
     return SEPARATOR.join([*renderer.helpers.values(), text])
 
 
-__all__ = ["SEPARATOR", "Target", "c_type", "render"]
+__all__ = ["SEPARATOR", "c_type", "render"]

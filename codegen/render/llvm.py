@@ -15,6 +15,7 @@ from tinyedge.dtype import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, DTy
 
 from .. import symbolic
 from ..ir import LANE, Expr, For, Kernel, Set, Stmt, Store, const, runs, substitute, value_of, var
+from ..llvm_target import CpuTarget
 
 TYPES = {"bool": "i1", "float16": "half", "bfloat16": "bfloat", "float32": "float",
          "float64": "double"}
@@ -69,8 +70,8 @@ class Scope:
 class Renderer:
     """Writes one kernel; use `render`."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, madd: str = "") -> None:
+        self.kernel, self.madd = kernel, madd
         self.lanes = kernel.lanes
         self.scopes = [Scope("entry")]
         self.depth_of: dict[Expr, int] = {}
@@ -205,6 +206,11 @@ class Renderer:
             return self.load(e, d, vec)
         if e.op == "hreduce":
             return self.horizontal(e, d)
+        if self.madd and vec and e.op == "add" and e.dtype is FLOAT32 and self.lanes == 4 and \
+                (m := next((x for x in reversed(e.args) if x.op == "mul"), None)) is not None:
+            other = e.args[1] if m is e.args[0] else e.args[0]
+            operands = ", ".join(f"{t} {self.emit(x, True)}" for x in (*m.args, other))
+            return self.line(self.intrinsic(f"{self.madd}.v4f32", t, operands), d)
         a = [self.emit(x, vec) for x in e.args]
         x = e.args[0]
         s = self.type_of(x.dtype, vec)
@@ -814,6 +820,6 @@ def _symbols(k: Kernel) -> dict[str, Expr]:
     return found
 
 
-def render(kernel: Kernel) -> str:
+def render(kernel: Kernel, target: CpuTarget) -> str:
     """LLVM IR text of one kernel: a function of the kernel's name."""
-    return Renderer(kernel).function()
+    return Renderer(kernel, target.madd).function()

@@ -134,6 +134,18 @@ def stride(nest: Nest, taken: int, buffer: int) -> int | None:
     return found
 
 
+def apart(parts: Sequence[tuple[Nest, int]], shared: Sequence[int]) -> dict[int, int] | None:
+    """How many elements of each shared buffer are a piece's own; None where others need them."""
+    out = {}
+    for buffer in shared:
+        strides = {stride(n, taken, buffer) for n, taken in parts if any(places(n, buffer))}
+        step = strides.pop() if len(strides) == 1 else None
+        if step is None:
+            return None
+        out[buffer] = step
+    return out
+
+
 def chain(nests: Sequence[Nest], shared: Sequence[int], local: Mapping[int, int]) -> Kernel | None:
     """One kernel that does each piece of the nests in turn, or None where a piece of one needs what
     other pieces of those before it make.
@@ -142,20 +154,22 @@ def chain(nests: Sequence[Nest], shared: Sequence[int], local: Mapping[int, int]
     that nothing else reads, with the bytes of an element: a piece has its part of them to itself.
     """
     ways = [grids(n) for n in nests]
-    common = sorted(set.intersection(*(set(w) for w in ways)))
-    enough = [c for c in common if c >= PIECES] or common[-1:]
-    for count in enough:
-        parts = [cut(n, *w[count]) for n, w in zip(nests, ways)]
-        apart: dict[int, int] = {}
-        for buffer in shared if count > 1 else ():
-            strides = {stride(n, taken, buffer) for n, taken in parts if any(places(n, buffer))}
-            step = strides.pop() if len(strides) == 1 else None
-            if step is None:
-                return None
-            apart[buffer] = step
-        own = sum(apart[b] * size for b, size in local.items()) if count > 1 else LOCAL_BYTES + 1
-        if own <= CACHED_BYTES:
+    counts = sorted(set.intersection(*(set(w) for w in ways)))
+    # the fewest pieces of those that are enough, else as many as there can be
+    first = [c for c in counts if c >= PIECES]
+    parts, steps, own, count = None, {}, float("inf"), 1
+    for c in (*first, *reversed(counts[:len(counts) - len(first)])):
+        if parts is not None and (own <= CACHED_BYTES or c < PIECES):
             break
+        made = [cut(n, *w[c]) for n, w in zip(nests, ways)]
+        found = apart(made, shared) if c > 1 else {}
+        if found is None:
+            continue
+        size = sum(found[b] * size for b, size in local.items()) if c > 1 else own
+        if parts is None or size < own:
+            parts, steps, own, count = made, found, size, c
+    if parts is None:
+        return None
     if own > LOCAL_BYTES:
         local = {}
     g = var("g", 0, count - 1)
@@ -163,7 +177,7 @@ def chain(nests: Sequence[Nest], shared: Sequence[int], local: Mapping[int, int]
     for n, taken in parts:
         body += pieces(inside(n, taken, set(local)), taken, g)
     return Kernel("k", (), (), g, const(count), tuple(body), max(n.lanes for n in nests),
-                  {b: apart[b] for b in local})
+                  {b: steps[b] for b in local})
 
 
 def inside(nest: Nest, taken: int, local: Container[int]) -> Nest:

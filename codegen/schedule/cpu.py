@@ -10,12 +10,12 @@ end at the edge (the overlap is computed twice, alike) or mask its vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tinyedge.dtype import INT32, DType
+from tinyedge.dtype import INT32
 from tinyedge.graph import Node
 from tinyedge.shape import Dim, Shape, dim, upper
 
@@ -37,6 +37,7 @@ from ..ir import (
     substitute,
     var,
 )
+from ..llvm_target import CpuTarget
 from ..lower import Index, Layout, Lower, combine, identity
 from ..symbolic import TRUE, ge0, lift
 
@@ -45,10 +46,6 @@ UNROLL_REDUCTION = 50
 
 SUM_BLOCK = 128
 """Most terms that a sum adds one after the other before it starts a new partial sum."""
-
-REGISTERS = {64: 32, 32: 16, 16: 32}
-"""Vector registers by vector width in bytes. A tile needs one for each accumulator, each vector of
-weights and one pixel; one more would be spilled in the innermost loop."""
 
 
 HALF_VECTOR = 0.6
@@ -65,11 +62,6 @@ LARGE_WEIGHTS = 1 << 19
 """Bytes of weights that will not be in the second-level cache when they are needed again."""
 FEW_TILES = 8
 """Tiles of pixels that use a panel of weights, up to which it pays to fetch the next one early."""
-
-
-Dots = Mapping[tuple[DType, DType], str]
-"""Types of operands -> the instruction, as a renderer knows it, that multiplies as many neighbours
-of them as fill 32 bits, and adds the products to a sum."""
 
 
 @dataclass
@@ -160,15 +152,16 @@ def interleaved(index: Expr, v: Expr, lanes: int) -> int:
 
 
 class Scheduler:
-    """Schedules one kernel for vectors of `width` bytes; see the module's page.
+    """Schedules one kernel for a target; see the module's page.
 
     feature: a dimension whose places are to stay together in a piece (see `chain`): only it may be
     the vector, and tiles do not overlap.
     """
 
-    def __init__(self, spec: Spec, width: int, choice: Choice | None = None,
-                 dots: Dots | None = None, feature: int | None = None) -> None:
-        self.spec, self.width, self.choice, self.dots = spec, width, choice, dots or {}
+    def __init__(self, spec: Spec, target: CpuTarget, choice: Choice | None = None,
+                 feature: int | None = None) -> None:
+        self.spec, self.target, self.choice = spec, target, choice
+        self.width, self.dots = target.vector_bytes, target.dots
         self.feature = feature
         self.quad, self.count, self.dot = -1, 1, ""
         self.lower = spec.lower
@@ -206,7 +199,7 @@ class Scheduler:
         h, pack = self.heavy, self.spec.pack is not None
         fold = (*self.lower.fold(), self.over_extents) if h is not None else ()
         weights = (h.inputs[1].shape, h["maps"][1]) if h is not None and pack else ()
-        return f"{self.width} {self.dots} {self.spec.domain} {self.axes} {fold} {weights}\n" \
+        return f"{self.spec.domain} {self.axes} {fold} {weights}\n" \
             f"{dump(self.exprs)}"
 
     def kernel(self) -> Kernel:
@@ -386,7 +379,9 @@ class Scheduler:
     def tiles(self) -> tuple[int, list[tuple[float, int, int]]]:
         """(number of the pixel axis or -1, (cost, vectors, pixels) of every tile, best first)."""
         assert self.heavy is not None
-        limit = REGISTERS[self.width]
+        # a register for each accumulator, each vector of weights and one pixel: one more would be
+        # spilled in the innermost loop
+        limit = self.target.registers
         if self.heavy.op == "reduce":
             limit //= 2  # partial sums have registers of their own
         lane_extent = upper(self.spec.domain[self.lane_axis]) if self.lane_axis >= 0 else 1
