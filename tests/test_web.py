@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import tinyedge
+from examples import classify, zoo
+from examples.files import CACHE
 from tests import web_plans
+from tests.models import MODELS
 from tinyedge import storage
 from tinyedge.cli import main
 from tinyedge.codegen.lower import Layout
@@ -31,9 +36,12 @@ from tinyedge.plan import Port
 from tinyedge.schedule import Buffer
 from tinyedge.web import bundle, export, script, types, vector, weights
 
-HERE = Path(__file__).resolve().parent / "web"
+ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "tests" / "web"
 NODE, CHROMIUM = shutil.which("node"), shutil.which(os.environ.get("CHROMIUM", "chromium"))
 SECONDS = 240
+PIXELS = {"mean": 127, "std": 128, "crop": 0.875}
+"""How EfficientNet-Lite0 wants a picture: `examples.classify.preprocess`."""
 
 
 def _node_version() -> int:
@@ -67,6 +75,12 @@ def _make(root: Path) -> None:
     export(web_plans.branching(), "webgpu", root / "open")
     export(web_plans.threaded(), "wasm", root / "threaded")
     export(web_plans.colours(), "webgpu", root / "colours", labels=["red", "green", "blue"])
+    lite, voice = MODELS["efficientnet-lite0"], MODELS["silero-vad"]
+    labels = {"labels": zoo.class_names(), **PIXELS}
+    for name, kind in (("lite", "float32"), ("lite8", "int8"), ("lite16", "float16")):
+        export(lite.obtain(CACHE), "wasm", root / name, weights=kind, labels=labels)
+    export(voice.obtain(CACHE), "wasm", root / "voice", shapes=voice.shapes, states=voice.states)
+    shutil.copy(zoo.photograph(), root / "cat.png")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "CHUNK", 4096)
         patch.setattr(bundle, "SHARD", 3 << 15)
@@ -497,6 +511,52 @@ def test_picture_page(scheme: str) -> None:
 
 
 @needs_page
+@pytest.mark.parametrize("scheme, threads", [("light", "1 thread"), ("dark", "2 threads")])
+def test_photograph(scheme: str, threads: str) -> None:
+    got = value("page.mjs", "photograph")[scheme]
+    # the page scales the photograph a little differently from pillow, the first names stay
+    run = vector_of_photograph()
+    shares = np.exp(run - run.max()) / np.exp(run - run.max()).sum()
+    names = zoo.class_names()
+    best = [names[i] for i in np.argsort(-shares)[:5]]
+    assert got["top"][0][0] == best[0]
+    assert {name for name, _ in got["top"][:3]} <= set(best)
+    np.testing.assert_allclose(got["bars"][0], shares.max(), atol=0.1)
+    assert got["device"] == f"WebAssembly, {threads}" and not got["problems"]
+    with Image.open(folder() / f"demo-{scheme}.png") as picture:
+        assert picture.size[0] == 760 and len(picture.convert("RGB").getcolors(1 << 20) or ()) > 500
+
+
+@cache
+def vector_of_photograph() -> Any:
+    """The CPU's logits of the photograph."""
+    with tinyedge.load(tinyedge.compile(zoo.network())) as run:
+        return run(image=classify.preprocess(zoo.photograph()))["logits"][0]
+
+
+@needs_page
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["lite", "lite8", "lite16", "voice"])
+def test_self_tests(name: str, threads: int) -> None:
+    tests = value("page.mjs", "selfTests")
+    got = tests[f"{name} {threads}"]
+    assert got["passed"] and got["threads"] == threads and got["target"] == "wasm:relaxed"
+    assert got["error"] == tests[f"{name} 1"]["error"]  # the same results
+    if name in ("lite", "voice"):
+        assert got["error"] <= got["tolerance"] == 1e-4
+
+
+def test_sizes() -> None:
+    report = json.loads((folder() / "lite" / "report.json").read_text())
+    sizes = {part["name"]: part["gzip"] for part in report["parts"]}
+    assert sizes["loader"] < 8000
+    assert sizes["index.js"] + sizes["model-relaxed.wasm"] < 45000
+    stored = {name: json.loads((folder() / name / "report.json").read_text())["files"]
+              ["weights-0.bin"]["bytes"] for name in ("lite", "lite16", "lite8")}
+    assert stored["lite16"] < 0.52 * stored["lite"] and stored["lite8"] < 0.3 * stored["lite"]
+
+
+@needs_page
 def test_form_page() -> None:
     got = value("page.mjs", "form")
     assert "float32 [n,2]" in got["inputs"] and "float32 [8, 2] = " in got["outputs"]
@@ -509,3 +569,16 @@ def test_insecure_page() -> None:
     assert got["secure"] is False and "no WebGPU adapter" in got["gpu"]["message"]
     assert got["info"]["verified"] is False and got["info"]["threads"] == 1
     assert got["y"] == value("page.mjs", "lost")["whole"]
+
+
+def screenshots() -> None:
+    """Takes the screenshots of the documents anew: python -m tests.test_web"""
+    with tempfile.TemporaryDirectory() as cache_folder:
+        os.environ["TINYEDGE_CACHE"] = cache_folder
+        value("page.mjs", "photograph")
+        for scheme in ("light", "dark"):
+            shutil.copy(folder() / f"demo-{scheme}.png", ROOT / "docs" / f"demo-{scheme}.png")
+
+
+if __name__ == "__main__":
+    screenshots()

@@ -357,9 +357,10 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, stack: int
         return 0  # the one table
 
     for o in parsed:
-        for owner, content in [*((f, f.body) for f in o.functions),
-                               *((d, d.data) for d in o.segments)]:
-            for r in owner.relocations:
+        patches = [(f.body, f.relocations) for f in o.functions]
+        patches += [(d.data, d.relocations) for d in o.segments]
+        for content, relocations in patches:
+            for r in relocations:
                 v = value(o, r)
                 room = v.to_bytes(4, "little") if r.kind in (TABLE_INDEX_I32, MEMORY_ADDR_I32) \
                     else _padded(v)
@@ -384,11 +385,10 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, stack: int
         out += _section(ELEMENT, b"\0\x41\x01\x0b" + number(len(called)) + b"".join(
             number(f.index) for f in called))
     out += _section(CODE, *(number(len(f.body)) + f.body for f in functions))
-    constants = bytearray(max((s.address + len(s.data) for o in parsed for s in o.segments),
-                              default=base) - base)
+    constants = bytearray(address - base)
     for o in parsed:
-        for s in o.segments:
-            constants[s.address - base:s.address - base + len(s.data)] = s.data
+        for d in o.segments:
+            constants[d.address - base:d.address - base + len(d.data)] = d.data
     if constants:
         out += _section(DATA, b"\0\x41" + signed(base) + b"\x0b" + number(len(constants))
                         + constants)

@@ -300,6 +300,35 @@ const scenarios = {
     return out;
   },
 
+  /** A photograph on the page of a real network, in both colour schemes. */
+  async photograph() {
+    const out = {};
+    for (const [scheme, modes] of [['light', 'csp'], ['dark', 'csp+isolated']]) {
+      out[scheme] = await visit(modes, async (page, context, problems) => {
+        await demo(page, 'lite', modes);
+        await page.setInputFiles('#file', join(root, 'cat.png'));
+        await page.waitForSelector('#top li');
+        await page.screenshot({path: join(root, `demo-${scheme}.png`)});
+        return {...await read(page), problems: [...problems]};
+      }, {colorScheme: scheme, viewport: {width: 760, height: 1000}, deviceScaleFactor: 1});
+    }
+    return out;
+  },
+
+  /** The test vectors of real networks. */
+  selfTests: () => visit('csp+isolated', page => page.evaluate(async () => {
+    const out = {};
+    for (const name of ['lite', 'lite8', 'lite16', 'voice']) {
+      const {load} = await bundle(name);
+      for (const threads of [1, 2]) {
+        const model = await load({threads});
+        out[`${name} ${threads}`] = {...await model.selfTest(), ...model.info};
+        await model.dispose();
+      }
+    }
+    return out;
+  })),
+
   /** The demo page of what is no classifier, and of a download that fails at first. */
   async form() {
     return visit('csp', async (page, context, problems) => {
@@ -334,8 +363,8 @@ const scenarios = {
   }),
 };
 
-async function demo(page, name) {
-  await page.goto(`${server.origin}/csp/${name}/index.html`);
+async function demo(page, name, modes = 'csp') {
+  await page.goto(`${server.origin}/${modes}/${name}/index.html`);
   await page.waitForFunction(() => document.body.dataset.state);
   const state = await page.evaluate(() => [document.body.dataset.state, document.querySelector('#status').textContent]);
   if (state[0] !== 'ready') throw new Error(state[1]);
