@@ -577,7 +577,9 @@ def screenshots() -> None:
         os.environ["TINYEDGE_CACHE"] = cache_folder
         value("page.mjs", "photograph")
         for scheme in ("light", "dark"):
-            shutil.copy(folder() / f"demo-{scheme}.png", ROOT / "docs" / f"demo-{scheme}.png")
+            with Image.open(folder() / f"demo-{scheme}.png") as picture:
+                few = picture.convert("RGB").crop((0, 0, 760, 890)).quantize(256)
+                few.save(ROOT / "docs" / f"demo-{scheme}.png", optimize=True)
 
 
 if __name__ == "__main__":

@@ -371,9 +371,9 @@ async function demo(page, name, modes = 'csp') {
 }
 
 const read = page => page.evaluate(() => ({
-  top: [...document.querySelectorAll('#top li')].map(li => [...li.querySelectorAll('span')]
+  top: [...document.querySelectorAll('#top li')].map(li => [...li.querySelectorAll('span:not(.bar)')]
     .map(span => span.textContent)),
-  bars: [...document.querySelectorAll('#top meter')].map(bar => bar.value),
+  bars: [...document.querySelectorAll('#top .bar')].map(bar => parseFloat(bar.style.width) / 100),
   latency: document.querySelector('#latency').textContent,
   device: document.querySelector('#device').textContent,
   bytes: document.querySelector('#bytes').textContent,
