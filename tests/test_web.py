@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from PIL import Image
 
 import tinyedge
@@ -75,6 +76,18 @@ def _make(root: Path) -> None:
     export(web_plans.branching(), "webgpu", root / "open")
     export(web_plans.threaded(), "wasm", root / "threaded")
     export(web_plans.colours(), "webgpu", root / "colours", labels=["red", "green", "blue"])
+    half, whole = web_plans.recurrent(), web_plans.recurrent()
+    half.target, half.variants = "webgpu:f16", (whole,)
+    export(half, "webgpu", root / "half")
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "x"], ["squares"]),
+         helper.make_node("ReduceSum", ["squares", "axis"], ["sum"], keepdims=1),
+         helper.make_node("Sub", ["squares", "sum"], ["y"])], "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor("axis", TensorProto.INT64, [1], [0])])
+    rows = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    export(rows, "wasm", root / "rows", dims={"n": (1, 8)})
     lite, voice = MODELS["efficientnet-lite0"], MODELS["silero-vad"]
     labels = {"labels": zoo.class_names(), **PIXELS}
     for name, kind in (("lite", "float32"), ("lite8", "int8"), ("lite16", "float16")):
@@ -311,6 +324,22 @@ def test_open_dimensions() -> None:
     assert "n must be in 1..8" in got["out"]["message"]
     assert "pass {data, shape}" in got["plain"]["message"]
     assert "has shape [4] but must have [n,2]" in got["rank"]["message"]
+
+
+@needs_node
+def test_open_dimensions_on_webassembly() -> None:
+    got = value("node.mjs", "open dimensions on WebAssembly")
+    for run in got["runs"]:
+        x = np.array(run["x"]).reshape(run["shape"])
+        np.testing.assert_allclose(np.array(run["y"]).reshape(run["shape"]),
+                                   x * x - (x * x).sum(0))
+    assert got["test"]["passed"] and got["warm"] == "nothing"
+    assert "n must be in 1..8" in got["out"]["message"]
+
+
+@needs_node
+def test_half_precision_where_the_adapter_has_it() -> None:
+    assert value("node.mjs", "half precision") == {"": "webgpu", "shader-f16": "webgpu:f16"}
 
 
 @needs_node

@@ -50,6 +50,27 @@ const checks = {
       absent: await error(load({device: 'wasm'}))};
   },
 
+  async 'half precision'() {
+    const {load} = await bundle('half');
+    const targets = {};
+    for (const features of [[], ['shader-f16']]) {
+      targets[features] = (await load({device: fakeDevice({features})})).info.target;
+    }
+    return targets;
+  },
+
+  async 'open dimensions on WebAssembly'() {
+    const {load} = await bundle('rows');
+    const model = await load(), runs = [];
+    for (const n of [3, 1, 8]) {
+      const data = Float32Array.from({length: 2 * n}, (_, i) => i - n);
+      const {y} = await model.run({x: {data, shape: [n, 2]}});
+      runs.push({x: [...data], y: [...y.data], shape: y.shape});
+    }
+    return {runs, test: await model.selfTest(), warm: await error(model.warmup()),
+      out: await error(model.run({x: {data: new Float32Array(18), shape: [9, 2]}}))};
+  },
+
   async 'a device that is lost'() {
     const {load} = await bundle('hand');
     const device = fakeDevice(), x = new Float32Array(COUNT);
