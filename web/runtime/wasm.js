@@ -105,17 +105,17 @@ const wasm = {
 function thread() {
   const node = builtin('node:worker_threads');
   if (!node) return new Worker(new URL('./thread.js', import.meta.url), {type: 'module'});
-  const worker = new node.Worker(new URL('./thread.js', import.meta.url));
-  worker.unref();
-  return worker;
+  return new node.Worker(new URL('./thread.js', import.meta.url));
 }
 
 function ready(worker, message) {
   return new Promise((resolve, reject) => {
     const fail = event => reject(new TinyedgeError('unsupported',
       `a worker thread did not start: ${event.message ?? 'thread.js is missing'}`));
-    if (worker.on) worker.on('message', resolve).on('error', fail);
-    else Object.assign(worker, {onmessage: resolve, onerror: fail});
+    if (worker.on) {
+      // a process ends when it is done, also with a model that nobody disposed of
+      worker.once('message', () => { worker.unref(); resolve(); }).on('error', fail);
+    } else Object.assign(worker, {onmessage: resolve, onerror: fail});
     worker.postMessage(message);
   });
 }
