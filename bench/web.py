@@ -48,7 +48,7 @@ def prepare(name: str, target: str) -> dict[str, Any]:
     feeds = []
     for number, (key, array) in enumerate(spec.make(np.random.default_rng(0)).items()):
         state = key in spec.states.values()
-        array = np.zeros_like(array) if state else np.ascontiguousarray(array)
+        array = np.zeros_like(array) if state else np.array(array, order="C")
         (folder / f"{number}.bin").write_bytes(array.tobytes())
         feeds.append({"name": key, "dtype": array.dtype.name, "shape": array.shape,
                       "file": f"{number}.bin", "state": state})
