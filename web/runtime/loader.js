@@ -80,11 +80,19 @@ export async function download(file, context, take) {
   let source, forget, filled = 0, done = 0;
   try {
     ({source, forget} = await opened(file, url, context));
+    // the next piece is on its way while one is checked
+    const ask = () => {
+      const next = Promise.resolve(source.next());
+      next.catch(() => {}); // awaited in its turn
+      return next;
+    };
+    let coming = ask();
     while (done < file.size) {
       const stalled = `${file.name}: nothing has come for ${STALL / 1000} seconds`;
-      const {value: piece, done: ended} = await within(source.next(), STALL, stalled);
+      const {value: piece, done: ended} = await within(coming, STALL, stalled);
       signal?.throwIfAborted();
       if (ended) break;
+      coming = ask();
       if (done + filled + piece.length > file.size) {
         throw fail('integrity', `has more than its ${file.size} bytes; put the bundle there again`);
       }
