@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 # System packages. One for tests is installed when the command behind its colon is missing.
 VENV_PACKAGES := python3 python3-venv
-TEST_PACKAGES := qemu-user:qemu-aarch64 chromium:chromium nodejs:node npm:npm
+TEST_PACKAGES := qemu-user:qemu-aarch64 chromium:chromium nodejs:node npm:npm gcc:gcc clang:clang
 NPM := tests/web/node_modules/.installed
 
 .PHONY: demo test lint types unit bench bench-web fuzz soak wheel clean system

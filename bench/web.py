@@ -4,7 +4,7 @@ Every network is exported for the web, then both runtimes are loaded in one page
 Outputs are compared in the same run. `Load` is the time from a page without any script of either
 to the first result, files coming from a server on this machine. Exits with 1 where an output is off
 by more than `LIMIT` or something failed. With all networks and without --no-write the tables of
-bench/README.md are written anew.
+bench/README.md are written anew, for the back ends that were raced.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prepare(name: str, target: str) -> dict[str, Any]:
     feeds = []
     for number, (key, array) in enumerate(spec.make(np.random.default_rng(0)).items()):
         state = key in spec.states.values()
-        array = np.zeros_like(array) if state else array
+        array = np.zeros_like(array) if state else np.array(array, order="C")
         (folder / f"{number}.bin").write_bytes(array.tobytes())
         feeds.append({"name": key, "dtype": array.dtype.name, "shape": array.shape,
                       "file": f"{number}.bin", "state": state})
@@ -131,7 +131,7 @@ def main() -> int:
             print(text[-1].strip())
         text.append("")
     text += sizes_table(sizes)
-    if not a.no_write and not a.networks and not a.backend:
+    if not a.no_write and not a.networks:
         readme = HERE / "README.md"
         before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]

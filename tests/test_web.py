@@ -12,15 +12,21 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from PIL import Image
 
+import tinyedge
+from examples import classify, zoo
+from examples.files import CACHE
 from tests import web_plans
+from tests.models import MODELS
 from tinyedge import storage
 from tinyedge.cli import main
 from tinyedge.codegen.lower import Layout
@@ -31,9 +37,12 @@ from tinyedge.plan import Port
 from tinyedge.schedule import Buffer
 from tinyedge.web import bundle, export, script, types, vector, weights
 
-HERE = Path(__file__).resolve().parent / "web"
+ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "tests" / "web"
 NODE, CHROMIUM = shutil.which("node"), shutil.which(os.environ.get("CHROMIUM", "chromium"))
 SECONDS = 240
+PIXELS = {"mean": 127, "std": 128, "crop": 0.875}
+"""How EfficientNet-Lite0 wants a picture: `examples.classify.preprocess`."""
 
 
 def _node_version() -> int:
@@ -65,7 +74,26 @@ def _make(root: Path) -> None:
     export(web_plans.recurrent(), "webgpu", root / "hand")
     export(web_plans.recurrent(), "webgpu", root / "hand8", weights="int8")
     export(web_plans.branching(), "webgpu", root / "open")
+    export(web_plans.threaded(), "wasm", root / "threaded")
     export(web_plans.colours(), "webgpu", root / "colours", labels=["red", "green", "blue"])
+    half, whole = web_plans.recurrent(), web_plans.recurrent()
+    half.target, half.variants = "webgpu:f16", (whole,)
+    export(half, "webgpu", root / "half")
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "x"], ["squares"]),
+         helper.make_node("ReduceSum", ["squares", "axis"], ["sum"], keepdims=1),
+         helper.make_node("Sub", ["squares", "sum"], ["y"])], "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor("axis", TensorProto.INT64, [1], [0])])
+    rows = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    export(rows, "wasm", root / "rows", dims={"n": (1, 8)})
+    lite, voice = MODELS["efficientnet-lite0"], MODELS["silero-vad"]
+    labels = {"labels": zoo.class_names(), **PIXELS}
+    for name, kind in (("lite", "float32"), ("lite8", "int8"), ("lite16", "float16")):
+        export(lite.obtain(CACHE), "wasm", root / name, weights=kind, labels=labels)
+    export(voice.obtain(CACHE), "wasm", root / "voice", shapes=voice.shapes, states=voice.states)
+    shutil.copy(zoo.photograph(), root / "cat.png")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "CHUNK", 4096)
         patch.setattr(bundle, "SHARD", 3 << 15)
@@ -299,6 +327,22 @@ def test_open_dimensions() -> None:
 
 
 @needs_node
+def test_open_dimensions_on_webassembly() -> None:
+    got = value("node.mjs", "open dimensions on WebAssembly")
+    for run in got["runs"]:
+        x = np.array(run["x"]).reshape(run["shape"])
+        np.testing.assert_allclose(np.array(run["y"]).reshape(run["shape"]),
+                                   x * x - (x * x).sum(0))
+    assert got["test"]["passed"] and got["warm"] == "nothing"
+    assert "n must be in 1..8" in got["out"]["message"]
+
+
+@needs_node
+def test_half_precision_where_the_adapter_has_it() -> None:
+    assert value("node.mjs", "half precision") == {"": "webgpu", "shader-f16": "webgpu:f16"}
+
+
+@needs_node
 def test_limits() -> None:
     got = value("node.mjs", "limits")
     assert got["tight"]["code"] == got["none"]["code"] == "unsupported"
@@ -315,6 +359,26 @@ def test_a_lost_device_is_told() -> None:
         assert got[when]["code"] == "lost"
         assert "the driver was reset" in got[when]["message"]
     assert got["again"] == web_plans.COUNT
+
+
+@needs_node
+def test_threads_in_node() -> None:
+    got = value("node.mjs", "threads")
+    one, three = got["1"], got["3"]
+    assert one["values"] == three["values"] and one["values"][0] == one["values"][2]
+    expected = np.sin(np.arange(web_plans.COUNT)).astype(np.float32) * web_plans.WEIGHTS
+    for run, factor in zip(one["values"], (1, 2, 1)):
+        np.testing.assert_allclose(run, factor * expected[np.arange(64) * 3001], rtol=1e-5,
+                                   atol=1e-6)
+    stacks = {web_plans.STACKS + web_plans.STACK * n for n in (2, 3)}
+    assert one["marks"][1:] == [0, 0, 0]
+    assert set(three["marks"][1:3]) == stacks and three["marks"][3] == 0
+    assert (one["info"]["threads"], three["info"]["threads"]) == (1, 3)
+    loaded = [event["loaded"] for event in three["events"]]
+    assert loaded == sorted(loaded) and loaded[-1] == three["info"]["bytes"]
+    assert one["gpu"]["code"] == "unsupported" and three["disposed"]["code"] == "disposed"
+    assert "no test vector" in one["test"]["message"]
+    assert "threads is 0" in got["none"]["message"]
 
 
 # ---- in Chromium
@@ -421,16 +485,29 @@ def test_worker() -> None:
     assert one == again != 0 and two == pytest.approx(2 * one)
     loaded = [event["loaded"] for event in got["events"]]
     assert loaded == sorted(loaded) and loaded[-1] == got["info"]["bytes"]
+    assert got["wasm"] == one
     assert got["wrong"]["code"] == "input" and got["kept"] == web_plans.COUNT
     assert got["stopped"]["name"] == "AbortError"
     assert "worker.js is missing" in got["absent"]["message"]
 
 
 @needs_page
+@pytest.mark.parametrize("modes, threads", [("csp", 1), ("csp+isolated", 2)])
+def test_threads_in_isolated_pages(modes: str, threads: int) -> None:
+    got = value("page.mjs", "threads")[modes]
+    assert got["info"]["threads"] == threads and got["info"]["target"] == "wasm:relaxed"
+    assert got["marks"][0] == 1  # the code with relaxed SIMD
+    assert [mark != 0 for mark in got["marks"][1:]] == [threads > 1, False, False]
+    assert got["y"] == value("node.mjs", "threads")["1"]["values"][0]
+    assert got["aborted"]["name"] == "AbortError" and not got["problems"]
+
+
+@needs_page
 @pytest.mark.parametrize("bundler", ["vite", "webpack"])
 def test_bundlers_without_a_plugin(bundler: str) -> None:
     got = value("page.mjs", "bundlers")[bundler]
-    assert got["title"] == str(value("page.mjs", "lost")["whole"])
+    once = value("page.mjs", "lost")["whole"]
+    assert got["title"] == f"{once} {once} 2"
     assert not got["problems"]
 
 
@@ -463,6 +540,52 @@ def test_picture_page(scheme: str) -> None:
 
 
 @needs_page
+@pytest.mark.parametrize("scheme, threads", [("light", "1 thread"), ("dark", "2 threads")])
+def test_photograph(scheme: str, threads: str) -> None:
+    got = value("page.mjs", "photograph")[scheme]
+    # the page scales the photograph a little differently from pillow, the first names stay
+    run = vector_of_photograph()
+    shares = np.exp(run - run.max()) / np.exp(run - run.max()).sum()
+    names = zoo.class_names()
+    best = [names[i] for i in np.argsort(-shares)[:5]]
+    assert got["top"][0][0] == best[0]
+    assert {name for name, _ in got["top"][:3]} <= set(best)
+    np.testing.assert_allclose(got["bars"][0], shares.max(), atol=0.1)
+    assert got["device"] == f"WebAssembly, {threads}" and not got["problems"]
+    with Image.open(folder() / f"demo-{scheme}.png") as picture:
+        assert picture.size[0] == 760 and len(picture.convert("RGB").getcolors(1 << 20) or ()) > 500
+
+
+@cache
+def vector_of_photograph() -> Any:
+    """The CPU's logits of the photograph."""
+    with tinyedge.load(tinyedge.compile(zoo.network())) as run:
+        return run(image=classify.preprocess(zoo.photograph()))["logits"][0]
+
+
+@needs_page
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["lite", "lite8", "lite16", "voice"])
+def test_self_tests(name: str, threads: int) -> None:
+    tests = value("page.mjs", "selfTests")
+    got = tests[f"{name} {threads}"]
+    assert got["passed"] and got["threads"] == threads and got["target"] == "wasm:relaxed"
+    assert got["error"] == tests[f"{name} 1"]["error"]  # the same results
+    if name in ("lite", "voice"):
+        assert got["error"] <= got["tolerance"] == 1e-4
+
+
+def test_sizes() -> None:
+    report = json.loads((folder() / "lite" / "report.json").read_text())
+    sizes = {part["name"]: part["gzip"] for part in report["parts"]}
+    assert sizes["loader"] < 8000
+    assert sizes["index.js"] + sizes["model-relaxed.wasm"] < 45000
+    stored = {name: json.loads((folder() / name / "report.json").read_text())["files"]
+              ["weights-0.bin"]["bytes"] for name in ("lite", "lite16", "lite8")}
+    assert stored["lite16"] < 0.52 * stored["lite"] and stored["lite8"] < 0.3 * stored["lite"]
+
+
+@needs_page
 def test_form_page() -> None:
     got = value("page.mjs", "form")
     assert "float32 [n,2]" in got["inputs"] and "float32 [8, 2] = " in got["outputs"]
@@ -473,3 +596,20 @@ def test_form_page() -> None:
 def test_insecure_page() -> None:
     got = value("page.mjs", "insecure")
     assert got["secure"] is False and "no WebGPU adapter" in got["gpu"]["message"]
+    assert got["info"]["verified"] is False and got["info"]["threads"] == 1
+    assert got["y"] == value("page.mjs", "lost")["whole"]
+
+
+def screenshots() -> None:
+    """Takes the screenshots of the documents anew: python -m tests.test_web"""
+    with tempfile.TemporaryDirectory() as cache_folder:
+        os.environ["TINYEDGE_CACHE"] = cache_folder
+        value("page.mjs", "photograph")
+        for scheme in ("light", "dark"):
+            with Image.open(folder() / f"demo-{scheme}.png") as picture:
+                few = picture.convert("RGB").crop((0, 0, 760, 890)).quantize(256)
+                few.save(ROOT / "docs" / f"demo-{scheme}.png", optimize=True)
+
+
+if __name__ == "__main__":
+    screenshots()

@@ -375,6 +375,7 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, stack: int
     out += imports
     flag = len(out) - len(limits)
     out += _section(FUNCTION, *(number(types.index(f.type)) for f in functions))
+    # code may call through the table where no launch is large enough to be put into it
     out += _section(TABLE, bytes([FUNCREF, 0]) + number(len(called) + 1))
     out += _section(GLOBAL, bytes([I32, 1, 0x41]) + signed(first + stack) + b"\x0b")
     out += _section(EXPORT, *(

@@ -5,12 +5,15 @@ import {join} from 'node:path';
 
 const MAIN = `
 import {load} from './hand/index.js';
+import {load as loadWasm} from './threaded/index.js';
 
 try {
   const model = await load();
   const x = Float32Array.from({length: ${3 << 16}}, (_, i) => Math.sin(i));
   const {y} = await model.run({x});
-  document.title = String(y.data[5]);
+  const threaded = await loadWasm({threads: 2});
+  const other = await threaded.run({x});
+  document.title = [y.data[5], other.y.data[5], threaded.info.threads].join(' ');
 } catch (error) {
   document.title = error.message;
 }

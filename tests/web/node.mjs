@@ -50,6 +50,27 @@ const checks = {
       absent: await error(load({device: 'wasm'}))};
   },
 
+  async 'half precision'() {
+    const {load} = await bundle('half');
+    const targets = {};
+    for (const features of [[], ['shader-f16']]) {
+      targets[features] = (await load({device: fakeDevice({features})})).info.target;
+    }
+    return targets;
+  },
+
+  async 'open dimensions on WebAssembly'() {
+    const {load} = await bundle('rows');
+    const model = await load(), runs = [];
+    for (const n of [3, 1, 8]) {
+      const data = Float32Array.from({length: 2 * n}, (_, i) => i - n);
+      const {y} = await model.run({x: {data, shape: [n, 2]}});
+      runs.push({x: [...data], y: [...y.data], shape: y.shape});
+    }
+    return {runs, test: await model.selfTest(), warm: await error(model.warmup()),
+      out: await error(model.run({x: {data: new Float32Array(18), shape: [9, 2]}}))};
+  },
+
   async 'a device that is lost'() {
     const {load} = await bundle('hand');
     const device = fakeDevice(), x = new Float32Array(COUNT);
@@ -60,6 +81,26 @@ const checks = {
     const during = await running, after = await error(model.run({x}));
     const again = await load({device: fakeDevice()});
     return {during, after, again: (await again.run({x})).y.data.length};
+  },
+
+  async 'threads'() {
+    const {load} = await bundle('threaded');
+    const x = Float32Array.from({length: COUNT}, (_, i) => Math.sin(i)), out = {};
+    for (const threads of [1, 3]) {
+      const events = [];
+      const model = await load({threads, onProgress: p => events.push(p)});
+      const runs = await Promise.all([model.run({x}), model.run({x})]);
+      await model.reset();
+      runs.push(await model.run({x}));
+      out[threads] = {info: model.info, events, marks: [...runs[0].marks.data],
+        values: runs.map(r => Array.from({length: 64}, (_, i) => r.y.data[i * 3001])),
+        gpu: await error(model.run({x}, {outputs: 'gpu'})),
+        test: await error(model.selfTest())};
+      await model.dispose();
+      out[threads].disposed = await error(model.run({x}));
+    }
+    out.none = await error(load({threads: 0}));
+    return out;
   },
 };
 

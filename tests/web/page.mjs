@@ -213,6 +213,26 @@ const scenarios = {
     return {cpu, own, theirs, alive, isTo: given.y.data === to, same, usages, problems};
   })),
 
+  /** WebAssembly with and without threads. */
+  async threads() {
+    const out = {};
+    for (const modes of ['csp', 'csp+isolated']) {
+      out[modes] = await visit(modes, (page, context, problems) => page.evaluate(async () => {
+        const {load} = await bundle('threaded');
+        const model = await load({threads: 2}), x = input(COUNT);
+        const {y, marks} = await model.run({x});
+        const stopped = new AbortController();
+        const again = load({threads: 2, signal: stopped.signal});
+        stopped.abort();
+        const aborted = await failure(again);
+        await model.dispose();
+        return {info: model.info, marks: [...marks.data], aborted,
+          y: Array.from({length: 64}, (_, i) => y.data[i * 3001])};
+      }).then(value => ({...value, problems: [...problems]})));
+    }
+    return out;
+  },
+
   /** The model in a worker, from the page's side. */
   worker: () => visit('csp', page => page.evaluate(async () => {
     const {connect} = await import('/csp/hand/remote.js');
@@ -227,9 +247,12 @@ const scenarios = {
     const stop = new AbortController();
     const stopped = await failure(slow(new Worker('/slow/hand/worker.js', {type: 'module'}),
       {signal: stop.signal, onProgress: ({loaded}) => loaded && stop.abort()}));
+    const threads = await import('/csp/threaded/remote.js').then(({connect: on}) =>
+      on(new Worker('/csp/threaded/worker.js', {type: 'module'})));
+    const wasm = (await threads.run({x})).y.data[5];
     const absent = await failure(connect(new Worker('/csp/nowhere.js', {type: 'module'})));
     return {info: model.info, events, values: [one, two, again].map(r => r.y.data[5]), wrong,
-      stopped, absent, kept: x.length};
+      stopped, absent, wasm, kept: x.length};
   })),
 
   /** Pages built by bundlers without a plugin. */
@@ -238,7 +261,7 @@ const scenarios = {
     const names = await built(root);
     for (const [name, path] of Object.entries(names)) {
       out[name] = await visit('csp', async (page, context, problems) => {
-        await page.goto(`${server.origin}/csp/${path}/index.html`);
+        await page.goto(`${server.origin}/csp+isolated/${path}/index.html`);
         await page.waitForFunction(() => document.title !== 'waiting');
         return {title: await page.title(), problems: [...problems]};
       });
@@ -277,6 +300,35 @@ const scenarios = {
     return out;
   },
 
+  /** A photograph on the page of a real network, in both colour schemes. */
+  async photograph() {
+    const out = {};
+    for (const [scheme, modes] of [['light', 'csp'], ['dark', 'csp+isolated']]) {
+      out[scheme] = await visit(modes, async (page, context, problems) => {
+        await demo(page, 'lite', modes);
+        await page.setInputFiles('#file', join(root, 'cat.png'));
+        await page.waitForSelector('#top li');
+        await page.screenshot({path: join(root, `demo-${scheme}.png`)});
+        return {...await read(page), problems: [...problems]};
+      }, {colorScheme: scheme, viewport: {width: 760, height: 1000}, deviceScaleFactor: 1});
+    }
+    return out;
+  },
+
+  /** The test vectors of real networks. */
+  selfTests: () => visit('csp+isolated', page => page.evaluate(async () => {
+    const out = {};
+    for (const name of ['lite', 'lite8', 'lite16', 'voice']) {
+      const {load} = await bundle(name);
+      for (const threads of [1, 2]) {
+        const model = await load({threads});
+        out[`${name} ${threads}`] = {...await model.selfTest(), ...model.info};
+        await model.dispose();
+      }
+    }
+    return out;
+  })),
+
   /** The demo page of what is no classifier, and of a download that fails at first. */
   async form() {
     return visit('csp', async (page, context, problems) => {
@@ -303,22 +355,25 @@ const scenarios = {
     await page.evaluate(helpers);
     return page.evaluate(async () => {
       const {load} = await bundle('hand');
-      return {secure: isSecureContext, gpu: await failure(load())};
+      const {load: loadWasm} = await bundle('threaded');
+      const model = await loadWasm({cache: true});
+      const {y} = await model.run({x: input(COUNT)});
+      return {secure: isSecureContext, gpu: await failure(load()), info: model.info, y: y.data[5]};
     });
   }),
 };
 
-async function demo(page, name) {
-  await page.goto(`${server.origin}/csp/${name}/index.html`);
+async function demo(page, name, modes = 'csp') {
+  await page.goto(`${server.origin}/${modes}/${name}/index.html`);
   await page.waitForFunction(() => document.body.dataset.state);
   const state = await page.evaluate(() => [document.body.dataset.state, document.querySelector('#status').textContent]);
   if (state[0] !== 'ready') throw new Error(state[1]);
 }
 
 const read = page => page.evaluate(() => ({
-  top: [...document.querySelectorAll('#top li')].map(li => [...li.querySelectorAll('span')]
+  top: [...document.querySelectorAll('#top li')].map(li => [...li.querySelectorAll('span:not(.bar)')]
     .map(span => span.textContent)),
-  bars: [...document.querySelectorAll('#top meter')].map(bar => bar.value),
+  bars: [...document.querySelectorAll('#top .bar')].map(bar => parseFloat(bar.style.width) / 100),
   latency: document.querySelector('#latency').textContent,
   device: document.querySelector('#device').textContent,
   bytes: document.querySelector('#bytes').textContent,

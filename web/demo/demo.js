@@ -114,10 +114,10 @@ function list(scores) {
   }
   const order = shares.map((share, i) => [share, i]).sort((a, b) => b[0] - a[0]).slice(0, TOP);
   $('top').replaceChildren(...order.map(([share, i]) => {
-    const item = document.createElement('li'), bar = document.createElement('meter');
+    const item = document.createElement('li'), bar = document.createElement('span');
     const name = document.createElement('span'), figure = document.createElement('span');
-    bar.value = share;
-    bar.ariaHidden = 'true';
+    bar.className = 'bar';
+    bar.style.width = `${share * 100}%`;
     name.textContent = settings.labels[i] ?? `class ${i}`;
     figure.textContent = `${(share * 100).toFixed(1)} %`;
     figure.className = 'figures';

@@ -38,6 +38,10 @@ export function within(promise, milliseconds, message) {
 async function opened(file, url, context) {
   const fs = url.protocol === 'file:' && builtin('node:fs');
   if (fs) return {source: fs.createReadStream(url)[Symbol.asyncIterator]()};
+  if (url.protocol === 'data:') { // bundlers put small files into the script
+    const bytes = Uint8Array.from(atob(url.pathname.split(',')[1]), c => c.charCodeAt(0));
+    return {source: [bytes].values()};
+  }
   const {cache, signal} = context;
   const key = new URL(url);
   key.searchParams.set('sha256', file.hashes[0]);
@@ -76,11 +80,19 @@ export async function download(file, context, take) {
   let source, forget, filled = 0, done = 0;
   try {
     ({source, forget} = await opened(file, url, context));
+    // the next piece is on its way while one is checked
+    const ask = () => {
+      const next = Promise.resolve(source.next());
+      next.catch(() => {}); // awaited in its turn
+      return next;
+    };
+    let coming = ask();
     while (done < file.size) {
       const stalled = `${file.name}: nothing has come for ${STALL / 1000} seconds`;
-      const {value: piece, done: ended} = await within(source.next(), STALL, stalled);
+      const {value: piece, done: ended} = await within(coming, STALL, stalled);
       signal?.throwIfAborted();
       if (ended) break;
+      coming = ask();
       if (done + filled + piece.length > file.size) {
         throw fail('integrity', `has more than its ${file.size} bytes; put the bundle there again`);
       }
@@ -106,7 +118,7 @@ export async function download(file, context, take) {
       throw fail('integrity', `ends after ${done + filled} of ${file.size} bytes; load again`);
     }
   } catch (error) {
-    source?.return().catch(() => {});
+    Promise.resolve(source?.return?.()).catch(() => {});
     await forget?.();
     signal?.throwIfAborted();
     if (error instanceof TinyedgeError) throw error;

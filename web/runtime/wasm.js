@@ -45,7 +45,7 @@ const wasm = {
     await weights(plan, rest, context, (at, bytes) =>
       new Uint8Array(memory.buffer, plan.constants + at, bytes.length).set(bytes));
     const module = await compiled;
-    const exports = instance(module, memory).exports;
+    const {exports} = new WebAssembly.Instance(module, {env: {memory}});
     const end = async () => {
       if (workers.length) exports.stop();
       await Promise.all(workers.map(w => w.terminate()));
@@ -53,7 +53,7 @@ const wasm = {
     try {
       for (let number = 1; number < threads; number++) workers.push(thread());
       await within(Promise.all(workers.map((worker, i) => ready(worker, {
-        module, memory, threads, stack: plan.stacks + plan.stackSize * (i + 2),
+        module, memory, threads, stack: plan.stacks + plan.stackSize * (i + 2), // they grow down
       }))), READY, 'the worker threads did not start; load with {threads: 1}');
     } catch (error) {
       await end();
@@ -101,23 +101,21 @@ const wasm = {
   },
 };
 
-const instance = (module, memory) => new WebAssembly.Instance(module, {env: {memory}});
-
 /** A module worker; in Node a thread. */
 function thread() {
   const node = builtin('node:worker_threads');
   if (!node) return new Worker(new URL('./thread.js', import.meta.url), {type: 'module'});
-  const worker = new node.Worker(new URL('./thread.js', import.meta.url));
-  worker.unref();
-  return worker;
+  return new node.Worker(new URL('./thread.js', import.meta.url));
 }
 
 function ready(worker, message) {
   return new Promise((resolve, reject) => {
     const fail = event => reject(new TinyedgeError('unsupported',
       `a worker thread did not start: ${event.message ?? 'thread.js is missing'}`));
-    if (worker.on) worker.on('message', resolve).on('error', fail);
-    else Object.assign(worker, {onmessage: resolve, onerror: fail});
+    if (worker.on) {
+      // a process ends when it is done, also with a model that nobody disposed of
+      worker.once('message', () => { worker.unref(); resolve(); }).on('error', fail);
+    } else Object.assign(worker, {onmessage: resolve, onerror: fail});
     worker.postMessage(message);
   });
 }
