@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tinyedge.errors import InputError, PlanError
 from tinyedge.plan import Plan
 
-FAMILIES = {"cpu": "tinyedge.drivers.cpu"}
+FAMILIES = {"cpu": "tinyedge.drivers.cpu", "webgpu": "tinyedge.drivers.webgpu"}
 """Target family -> module of its driver."""
 
 

@@ -155,8 +155,10 @@ class Scheduler:
     """Schedules one kernel for a target; see the module's page.
 
     feature: a dimension whose places are to stay together in a piece (see `chain`): only it may be
-    the vector, and tiles do not overlap.
+    the vector, and tiles do not overlap. blocked: weights lie in panels, one for each tile.
     """
+
+    blocked = True
 
     def __init__(self, spec: Spec, target: CpuTarget, choice: Choice | None = None,
                  feature: int | None = None) -> None:
@@ -645,7 +647,7 @@ class Scheduler:
             assert isinstance(size, int)
             whole = room[lane_dim] = -(-size // step) * step
             order.append(lane_dim)
-            if self.lane_axis >= 0 and whole > step:
+            if self.blocked and self.lane_axis >= 0 and whole > step:
                 block = (lane_dim, step)
         self.spec.pack(Layout(
             w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block,
