@@ -1087,6 +1087,10 @@ class _Compiler:
         if self.gpu is not None and arena < FIRST_EXTERNAL:
             # vectors of four may be read to the end
             return Ref(arena, lo, -(-(hi - lo) // 16) * 16)
+        return self.exact(b)
+
+    def exact(self, b: Buffer) -> Ref:
+        arena, lo, _ = self.place[b.root]
         return Ref(arena, lo, size_of_expr(b.nbytes))
 
     def steps(self, items: list[Item]) -> tuple[Step, ...]:
@@ -1100,13 +1104,13 @@ class _Compiler:
                 self.hazards.read.add(i.cond.root)
                 other = self.steps(i.other)
                 # after either branch nothing is known of what it touched
-                out.append(If(self.ref(i.cond), then, other, i.nodes))
+                out.append(If(self.exact(i.cond), then, other, i.nodes))
                 self.unknown = True
             elif isinstance(i, LoopItem):
                 self.hazards.flush()
                 self.hazards.read |= {i.cond.root, i.trips.root}
                 body = self.steps(i.body)
-                out.append(Loop(i.symbol, self.ref(i.trips), self.ref(i.cond), body, i.nodes))
+                out.append(Loop(i.symbol, self.exact(i.trips), self.exact(i.cond), body, i.nodes))
                 self.unknown = True
             elif isinstance(i, CopyItem):
                 if self.alias.get(i.source) is not i.target:

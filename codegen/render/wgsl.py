@@ -54,8 +54,8 @@ INT_OPS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"
 TESTS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
 FUNCTIONS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "round",
              "trunc": "trunc", "abs": "abs"}
-SHIFTING = range(1 << 23, 1 << 24)
-"""float32 numbers whose last place is 1: adding one leaves an integer in the low bits."""
+SHIFTING = 1 << 23, 1 << 24
+"""Between these the last place of a float32 is 1: adding one leaves an integer in the low bits."""
 
 HELPERS = {
     "float_of": "fn float_of(x: u32) -> f32 { return bitcast<f32>(x); }",
@@ -233,6 +233,8 @@ class Renderer:
             if residue is None:
                 return False
             vector = step == 1 and self.lanes == 4
+            if not vector and self.lane in index.vars:
+                return False
             if vector and (residue or guard is not None and self.lane in guard.vars):
                 return False
             if write and not vector:
@@ -435,7 +437,7 @@ class Renderer:
         if o == "add" and x.dtype is FLOAT32:
             for i in (0, 1):
                 c = e.args[i]
-                if c.op == "const" and value_of(c) in SHIFTING:
+                if c.op == "const" and SHIFTING[0] <= value_of(c) < SHIFTING[1]:
                     t, n = self.type_of(e, vec), f"vec{self.lanes}<i32>" if vec else "i32"
                     bits = struct.unpack("<i", struct.pack("<f", value_of(c)))[0]
                     return f"bitcast<{t}>({n}(round({a[1 - i]})) + {n}({bits}))"

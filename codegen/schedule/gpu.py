@@ -32,8 +32,9 @@ four times that: longer code gains little, and is what a page has to load."""
 GROUP = 4
 """Neighbours along a reduction that are read as one vector."""
 
-TEAM_LENGTH = 64
-"""Steps of a reduction from which on a team shares it."""
+TEAM_LENGTH, TEAM_SHARE = 128, 4
+"""Steps of a reduction from which on a team shares it, and how many times as many as outputs they
+have to be: otherwise there are invocations enough, and barriers and trees are not free."""
 
 
 class Scheduler(cpu.Scheduler):
@@ -58,6 +59,8 @@ class Scheduler(cpu.Scheduler):
             self.lanes, self.lane_axis, self.lane_over = 1, -1, -1
         if self.heavy is not None:
             self.join_axes()
+            if self.shared() > 1:
+                self.choice = cpu.Choice(self.lanes, 1, 1)
         return grid(self.build(), self.gpu.workgroup if self.team is not None else 1)
 
     def flat(self, merged: tuple[list[int], Expr], lane: Expr) -> Nest:
@@ -163,7 +166,7 @@ class Scheduler(cpu.Scheduler):
         loops: list[tuple[Expr, Expr]] = []
         written: list[Expr] = []  # variables that are written out
         size = 1
-        share = self.shared(len(envs))
+        share = self.shared()
         dealt: dict[Expr, Expr] = {}
         sequence = self.reduction_order()
         for i in reversed(sequence):
@@ -229,14 +232,14 @@ class Scheduler(cpu.Scheduler):
         v = self.plain_over[i]
         return any(coefficient(x.args[0], v) == 1 for x in self.body_loads)
 
-    def shared(self, tile: int) -> int:
+    def shared(self) -> int:
         """How many invocations share a piece."""
-        length = upper(symbolic_size(self.over_extents))
-        outputs = upper(symbolic_size(self.spec.domain)) // (
-            tile * (self.lanes if self.lane_axis >= 0 else 1))
+        length = upper(symbolic_size(self.over_extents)) // (
+            self.lanes if self.lane_over >= 0 else 1)
+        vectors = upper(symbolic_size(self.spec.domain)) // (
+            self.lanes if self.lane_axis >= 0 else 1)
         size = self.gpu.workgroup
-        return size if length >= TEAM_LENGTH and outputs * 4 < self.gpu.occupancy and \
-            length // (self.lanes if self.lane_over >= 0 else 1) >= size // 2 else 1
+        return size if length >= TEAM_LENGTH and vectors * TEAM_SHARE <= length else 1
 
 
 def _wide(e: Expr) -> bool:
