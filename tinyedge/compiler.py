@@ -190,7 +190,7 @@ class _Work:
             self.weights = h.inputs[1]
             self.args.buffers.append(
                 Buffer("weights", self.weights.dtype, plain(self.weights.shape), "const"))
-        self.lower = Lower(self.read, self.layout, h)
+        self.lower = Lower(self.read, self.layout, h, target.gpu is None)
         self.transform = item.node.op == "winograd_in" or \
             h is not None and h.op == "winograd_out"
 
@@ -656,7 +656,7 @@ def build_scatter(item: ScatterItem, target: CpuTarget) -> Built:
         g_ = both(guard, b.layout.guard(index))
         return load(args.number(b), b.layout.offset(index), m.dtype, _optional(g_))
 
-    lower = Lower(read, lambda m: None)
+    lower = Lower(read, lambda m: None, None, target.gpu is None)
     loops = [(var(f"i{i}", 0, max(upper(d) - 1, 0)), symbolic.lift(d))
              for i, d in enumerate(updates.shape)]
     at = tuple(v for v, _ in loops)
@@ -782,6 +782,16 @@ def every(items: Sequence[Item]) -> Iterator[Item]:
                          i.body if isinstance(i, LoopItem) else [])
 
 
+def _computable(graph: Graph) -> None:
+    """UnsupportedError for types that no GPU computes in."""
+    for n in graph.nodes():
+        if n.dtype.name in ("float64", "bfloat16") and n.op != "const":
+            raise UnsupportedError(f"node '{n.source or n.op}' computes in {n.dtype}, which WebGPU "
+                                   "can't; use another target, or make the model's float32")
+        for body in (v for _, v in n.attrs if isinstance(v, Graph)):
+            _computable(body)
+
+
 def _copied(items: list[Item]) -> list[Item]:
     """The items with copies of buffers as kernels."""
     out: list[Item] = []
@@ -824,6 +834,8 @@ class _Compiler:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
         self.gpu = target.gpu
+        if self.gpu is not None:
+            _computable(graph)
         self.alignment = ALIGNMENT if self.gpu is None else self.gpu.alignment
         if self.gpu is None:
             self.program = form(graph, target.vector_bytes)
@@ -1205,9 +1217,11 @@ def compile_graph(
     start = time.perf_counter()
     if float16 and bfloat16:
         raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
-    if target == "c" and (tune or bfloat16):
+    family = target.partition(":")[0]
+    if family in ("c", "webgpu") and (tune or bfloat16):
+        where = "source in C runs" if family == "c" else "shaders run"
         raise InputError(f"--{'tune' if tune else 'bfloat16'} is for this machine's processor, and "
-                         "source in C runs elsewhere; leave it out")
+                         f"{where} elsewhere; leave it out")
     targets = parse_targets(target)
     checked = g.validate(graph)
     plans = []
@@ -1227,8 +1241,8 @@ def compile_graph(
         if (float16 or bfloat16) and cpu.cpu == "x86-64-v2":
             raise InputError(f"--{'b' * bfloat16}float16: {cpu.canonical} has no instructions for "
                              "it; leave one of them out")
-        if float16 or bfloat16:
-            valid = narrow.run(valid, FLOAT16 if float16 else BFLOAT16)
+        if float16 or bfloat16 or cpu.canonical == "webgpu:f16":
+            valid = narrow.run(valid, BFLOAT16 if bfloat16 else FLOAT16)
         plans.append(_Compiler(valid, cpu, progress, cache, tune).plan(
             provenance or {}, metadata or {}))
     plans[0].variants = tuple(plans[1:])

@@ -154,6 +154,20 @@ def f32_text(v: float) -> str:
     return f"{f!s}f"
 
 
+def _shift(e: Expr) -> int | None:
+    """Which operand of a sum or difference is a constant as of SHIFTING."""
+    if e.op not in ("add", "sub") or e.dtype is not FLOAT32:
+        return None
+    return next((i for i, c in enumerate(e.args) if c.op == "const" and
+                 SHIFTING[0] <= value_of(c) < SHIFTING[1]), None)
+
+
+def _bits(c: Expr) -> int:
+    """The bits of a float32 constant."""
+    bits: int = struct.unpack("<i", struct.pack("<f", value_of(c)))[0]
+    return bits
+
+
 @dataclass
 class Scope:
     """A block while it is being written."""
@@ -434,13 +448,12 @@ class Renderer:
 
     def floating(self, e: Expr, a: list[str], vec: bool) -> str:
         o, x = e.op, e.args[0]
-        if o == "add" and x.dtype is FLOAT32:
-            for i in (0, 1):
-                c = e.args[i]
-                if c.op == "const" and SHIFTING[0] <= value_of(c) < SHIFTING[1]:
-                    t, n = self.type_of(e, vec), f"vec{self.lanes}<i32>" if vec else "i32"
-                    bits = struct.unpack("<i", struct.pack("<f", value_of(c)))[0]
-                    return f"bitcast<{t}>({n}(round({a[1 - i]})) + {n}({bits}))"
+        n = f"vec{self.lanes}<i32>" if vec else "i32"
+        if o == "add" and (i := _shift(e)) is not None:
+            t = self.type_of(e, vec)
+            return f"bitcast<{t}>({n}(round({a[1 - i]})) + {n}({_bits(e.args[i])}))"
+        if o == "sub" and _shift(x) is not None and _shift(e) == 1:
+            return f"{self.type_of(e, vec)}(bitcast<{n}>({a[0]}) - {n}({_bits(e.args[1])}))"
         if o in FLOAT_OPS:
             return f"{a[0]} {FLOAT_OPS[o]} {a[1]}"
         if o == "neg":
@@ -861,7 +874,7 @@ class Renderer:
             extent = f"bitcast<i32>({extent}.x)"
         name = self.fresh("i")
         inner = Scope()
-        inner.memo[s.var] = name
+        inner.memo[s.var] = self.counted(name, s.var, inner)
         self.passing.clear()
         self.scopes.append(inner)
         self.depth_of[s.var] = len(self.scopes) - 1
@@ -869,6 +882,15 @@ class Renderer:
         self.scopes.pop()
         del self.depth_of[s.var]
         outer.lines += [f"for (var {name} = 0; {name} < {extent}; {name}++) {{", *inner.lines, "}"]
+
+    def counted(self, name: str, v: Expr, scope: Scope) -> str:
+        """A variable that is an i32, as a value of its bounds."""
+        if not wide(v):
+            return name
+        value = self.fresh()
+        scope.lines.append(f"let {value} = vec2u(bitcast<u32>({name}), "
+                           f"bitcast<u32>({name} >> 31u));")
+        return value
 
     def store(self, s: Store) -> None:
         b, t = s.buffer, self.kernel.buffers[s.buffer][0]
@@ -953,10 +975,10 @@ class Renderer:
         team = k.team > 1
         size = k.team if team else self.gpu.workgroup
         for i, name in enumerate(k.symbols):
+            top.lines.append(f"let s{i} = symbols.s{i};")
             for v in _symbols(k):
                 if v.attr[0] == name:
-                    top.memo[v] = f"s{i}"
-            top.lines.append(f"let s{i} = symbols.s{i};")
+                    top.memo[v] = self.counted(f"s{i}", v, top)
         top.lines.append("let group = id.x + id.y * count.x;")
         if team:
             top.lines.append("let g = i32(group);")

@@ -25,7 +25,7 @@ from ..symbolic import TRUE, both, ge0, lift
 from . import cpu
 from .cpu import Nest, Spec, coefficient, pieces, symbolic_size
 
-UNROLLED = 36
+UNROLLED = 16
 """Most steps of a reduction that are written out, and most multiply-adds of vectors in one turn is
 four times that: longer code gains little, and is what a page has to load."""
 

@@ -183,7 +183,7 @@ class WebGpuExecutable:
         self.sizes = [_padded(n) for n in (*plan.arenas, *ports)]
         launches = [s for s in flat(plan.steps) if isinstance(s, Launch)]
         needed = {
-            "max-buffer-size": max(self.sizes),
+            "max-buffer-size": max(*self.sizes, sum(map(_padded, ports)), 256),
             "max-storage-buffer-binding-size": max(
                 (self._most(r) for s in launches for r in s.buffers), default=0),
             "max-storage-buffers-per-shader-stage": max(
