@@ -125,7 +125,8 @@ def parse_target(text: str) -> CpuTarget:
             raise InputError(f"target {text}: use webgpu or webgpu:f16")
         return CpuTarget(text, "wgsl", "", "", rest, 16, WEBGPU.registers, WEBGPU)
     if family != "cpu":
-        raise InputError(f"target {text}: there are cpu, wasm, webgpu and c; use cpu[:ARCH[,FEATURE]]")
+        raise InputError(f"target {text}: there are cpu, wasm, webgpu and c; use "
+                         "cpu[:ARCH[,FEATURE]]")
     arch, *extra = [p for p in rest.split(",") if p] or [host_arch()]
     if arch == "x86-64":
         arch = "x86-64-v2"

@@ -333,7 +333,7 @@ def elementwise(name: str, args: Sequence[Expr], double: bool = True) -> Expr:
     if name in transcendental.NAMES and args[0].dtype.is_float:
         return transcendental.expand(op(name, *args))
     if name == "mod" and args[0].dtype.is_float:
-        return float_mod(*args, double=double)
+        return float_mod(args[0], args[1], double)
     if name == "where" and args[0].op == "const":
         return args[1] if args[0].attr else args[2]
     return op(name, *args)

@@ -103,7 +103,7 @@ def pack(
             f <= last and first <= t for f, t in taken[lay, p])), total)
         taken.setdefault((r.layout, place), []).append((first, last))
         total = max(total, place + size)
-        offsets.update({b: place for b in groups[r]})
+        offsets.update(dict.fromkeys(groups[r], place))
     return offsets, total
 
 

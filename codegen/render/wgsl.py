@@ -229,7 +229,7 @@ class Renderer:
                 raise UnsupportedError("float64 is not a type that WebGPU computes in; compile "
                                        "the model in float32")
             return "vec2u"
-        one = {"float16": "f16", "float32": "f32"}.get(t.name) or ("i32" if t.kind == "i" else "u32")
+        one = {"float16": "f16", "float32": "f32"}.get(t.name, "i32" if t.kind == "i" else "u32")
         return f"vec4<{one}>" if b in self.quads else one
 
     def quad(self, b: int, accesses: list[tuple[int, Expr, Expr | None, bool]]) -> bool:

@@ -208,7 +208,7 @@ class Scheduler(cpu.Scheduler):
                 e = op("where", inside, e, start)
         out: list[Stmt] = []
         for combo in product(*(range(v.hi + 1) for v in written)):
-            # a dealt variable was replaced last: its bounds are exact, so nothing looks out of range
+            # dealt variables are replaced last: with exact bounds nothing looks out of range
             turn = {**dealt, **{v: const(c) for v, c in zip(written, combo)}}
             for a, env in zip(accs, envs):
                 out.append(Set(a, combine(kind, a, substitute(e, {**env, **turn}))))
