@@ -23,6 +23,7 @@ instead of by adding a large number.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, field
 
@@ -382,7 +383,9 @@ class Renderer:
         if e.op == "affine":
             return self.affine(e, vec)
         x = e.args[0]
-        a = [self.emit(y, vec) for y in e.args]
+        # operators of floats take a scalar beside a vector
+        mixed = vec and e.op in FLOAT_OPS and x.dtype.is_float and _shift(e) is None
+        a = [self.emit(y, vec and not mixed) for y in e.args]
         if e.op == "floordiv" or e.op == "mod" and e.attr == "index":
             return self.divide(e, a, vec)
         if e.op == "mul" and e.attr == "index":
@@ -646,6 +649,11 @@ class Renderer:
 
     def affine(self, e: Expr, vec: bool) -> str:
         c0, factors = e.attr
+        if c0 and (len(factors) > 1 or factors[0] != 1):
+            # what differs by a constant shares the rest
+            base = self.emit(symbolic.linear_sum(zip(factors, e.args)), vec)
+            return f"{base} + " + (f"vec{self.lanes}<i32>({c0})" if vec else
+                                   f"({c0})" if c0 < 0 else str(c0))
         # terms of outer blocks first: their partial sums are shared
         levels: dict[int, list[tuple[int, Expr]]] = {}
         for c, x in zip(factors, e.args):
@@ -991,11 +999,17 @@ class Renderer:
         top.memo[k.grid_var] = "g"
         limit = self.emit(k.grid)
         top.lines.append(f"if (g >= {limit}) {{ return; }}")
+        body = list(k.body)
         for r in _registers(k.body):
             name = self.regs[r] = self.fresh("r")
             vec = bool(r.args) and self.lanes > 1
-            top.lines.append(f"var {name} = {self.zero(r, vec)};")
-        self.block(k.body)
+            start = self.zero(r, vec)
+            first = body[0] if body else None
+            if isinstance(first, Set) and first.reg is r and first.value.op == "const":
+                start = self.words(first.value) if wide(r) else self.emit(first.value, vec)
+                del body[0]
+            top.lines.append(f"var {name} = {start};")
+        self.block(tuple(body))
         head = []
         if self.f16:
             head.append("enable f16;")
@@ -1012,7 +1026,76 @@ class Renderer:
             f"@compute @workgroup_size({size})",
             "fn main(@builtin(workgroup_id) id: vec3u, @builtin(num_workgroups) count: vec3u, "
             "@builtin(local_invocation_index) local: u32) {",
-            *top.lines, "}", ""])
+            *_inlined(top.lines), "}", ""])
+
+
+LONGEST = 300
+"""Characters of an expression up to which others are written into it."""
+
+
+def _inlined(lines: list[str]) -> list[str]:
+    """The lines with values that are used once written where they are used.
+
+    Not into another block, which may be evaluated more often, and not past a change of what a value
+    reads: registers and memory that is written.
+    """
+    uses: dict[str, list[int]] = {}
+    for n, line in enumerate(lines):
+        for name in NAME.findall(line):
+            uses.setdefault(name, []).append(n)
+    out: list[str | None] = list(lines)
+    for n, line in enumerate(lines):
+        found = LET.fullmatch(out[n] or "")
+        if found is None:
+            continue
+        name, text = found.groups()
+        if len(uses[name]) != 2 or len(text) > LONGEST or CALL.search(text):
+            continue
+        at = uses[name][1]
+        between = lines[n + 1:at]
+        if any(x.startswith("for ") or "{" in x or x.startswith("}") for x in between) or \
+                lines[at].startswith("for ") or not len(out[at] or "") < 2 * LONGEST:
+            continue
+        reads = set(REGISTER.findall(text))
+        if "b" in {r[0] for r in reads} and any(STORED.search(x) for x in between) or any(
+                (m := REGISTER.match(x)) and m.group() in reads for x in between):
+            continue
+        alone = rf"(= |\[){name}[;\]]"  # nothing binds more strongly beside it
+        if not SIMPLE.fullmatch(text) and not re.search(alone, out[at] or ""):
+            text = f"({text})"
+        out[at] = re.sub(rf"\b{name}\b", lambda _, t=text: t, out[at] or "")  # type: ignore[misc]
+        out[n] = None
+    return [_accumulated(x) for x in out if x is not None]
+
+
+def _accumulated(line: str) -> str:
+    """``r = r + x;`` as ``r += x;``, where x is one term."""
+    found = ACCUMULATE.fullmatch(line)
+    if found is None:
+        return line
+    rest = found[2]
+    if rest[0] == "(" and _closes(rest) == len(rest) - 1:
+        return f"{found[1]} += {rest[1:-1]};"
+    return f"{found[1]} += {rest};" if SIMPLE.fullmatch(rest) else line
+
+
+def _closes(text: str) -> int:
+    """Where the parenthesis that a text begins with ends."""
+    depth = 0
+    for n, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if not depth:
+            return n
+    return -1
+
+
+NAME = re.compile(r"\bv\d+\b")
+LET = re.compile(r"let (v\d+) = (.*);")
+REGISTER = re.compile(r"\b[rb]\d+\b")
+STORED = re.compile(r"^b\d+\[|atomic|^if ")
+CALL = re.compile(r"atomic")
+SIMPLE = re.compile(r"[\w.]+|[\w<>]+\([^()]*\)|b\d+\[[^\[\]]*\]")
+ACCUMULATE = re.compile(r"(r\d+) = \1 \+ (.+);")
 
 
 def symbolic_load(e: Expr, index: Expr, guard: Expr | None) -> Expr:
