@@ -7,7 +7,8 @@ WORKERS ?= 2
 
 # System packages. One for tests is installed when the command behind its colon is missing.
 VENV_PACKAGES := python3 python3-venv
-TEST_PACKAGES := qemu-user:qemu-aarch64 chromium:chromium nodejs:node npm:npm gcc:gcc clang:clang
+TEST_PACKAGES := qemu-user:qemu-aarch64 chromium:chromium nodejs:node npm:npm gcc:gcc clang:clang \
+  mesa-vulkan-drivers:/usr/share/vulkan/icd.d/lvp_icd.x86_64.json
 NPM := tests/web/node_modules/.installed
 
 .PHONY: demo test lint types unit bench bench-web fuzz soak wheel clean system
@@ -52,7 +53,7 @@ clean:
 # Tests that need a command that isn't there are skipped by name, so this only says so.
 system:
 	@for entry in $(TEST_PACKAGES); do \
-	  package=$${entry%%:*}; command -v $${entry##*:} >/dev/null && continue; \
+	  package=$${entry%%:*}; { command -v $${entry##*:} >/dev/null || [ -e $${entry##*:} ]; } && continue; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package >/dev/null; \
 	  else echo "tinyedge: $$package is missing, its tests are skipped; install it (apt-get install $$package)"; fi \

@@ -25,6 +25,7 @@ also know inclusive bounds ``lo..hi``.
            | where c a b                 both sides are evaluated; guards live in loads
            | reduce OP vars body         only before scheduling: folds body over vars
            | hreduce OP e                only after scheduling: folds the lanes of e
+          | together OP reg             only after scheduling: folds what a team's registers hold
 
     stmt  := for var extent body         extent >= 0 iterations, var counts from 0
            | set reg e                   registers hold a scalar, or a vector if e depends on lane
@@ -38,7 +39,9 @@ Evaluation
 A kernel's body is evaluated once for each value of its grid variable, in any order and on any
 thread; no two of those evaluations store to one place, unless with the same value. Inside,
 statements are evaluated in order. An expression is pure, so a renderer may evaluate it anywhere
-after its variables and registers have their values, once or many times. The variable named
+after its variables and registers have their values, once or many times. Where a kernel has a
+team, each of its invocations evaluates the piece with its own ``team``, and ``together`` gives all
+of them the fold of what they hold. The variable named
 ``lane`` is not a loop: an expression that depends on it denotes all its values at once (a vector),
 and a store that depends on it stores them all. A guarded load or store touches memory only where
 the guard holds. Floating point is evaluated as written, except that ``a*b + c`` may be contracted
@@ -154,6 +157,8 @@ def var(name: str, lo: int, hi: int) -> Expr:
 
 
 LANE = "lane"
+TEAM = "team"
+"""The variable that numbers the invocations which share a piece."""
 
 
 def lane(width: int) -> Expr:
@@ -239,7 +244,10 @@ class Kernel:
     lanes: width of the vector variable. local: number of a buffer -> elements, for those that are
     no arguments (the last ones): memory of a piece, whose contents are gone after it. ahead:
     (buffer, elements): a vector that is loaded from the buffer has what lies that much further
-    fetched into the cache. flops, bytes: estimates for reports.
+    fetched into the cache. team: invocations that share each piece, numbered by the variable
+    ``team``. whole: of each buffer, whether its memory ends with a whole group of four elements.
+    shares: the buffers that are written, or may share an object with one that is. flops, bytes:
+    estimates for reports.
     """
 
     name: str
@@ -250,6 +258,9 @@ class Kernel:
     body: tuple[Stmt, ...]
     lanes: int = 1
     local: Mapping[int, int] = field(default_factory=dict)
+    team: int = 1
+    whole: tuple[bool, ...] = ()
+    shares: tuple[int, ...] = ()
     ahead: tuple[int, int] | None = None
     flops: int = 0
     bytes: int = 0
@@ -415,7 +426,7 @@ def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
         return args[1] if args[0].attr else args[2]
     if x.op == "and":
         return symbolic.both(*args) if x.dtype is BOOL else op("and", *args)
-    if x.op in ("reduce", "reg", "hreduce", "const", "word", "dot"):
+    if x.op in ("reduce", "reg", "hreduce", "together", "const", "word", "dot"):
         return make(x.op, args, x.attr, x.dtype, x.lo, x.hi)
     return op(x.op, *args, dtype=x.dtype)
 

@@ -19,11 +19,32 @@ LEVELS = {"x86-64-v4": 64, "x86-64-v3": 32, "x86-64-v2": 16}
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """What schedules and drivers of a GPU have to keep to.
+
+    buffers: most storage buffers of one kernel. alignment: of a buffer's place, in bytes.
+    workgroup: invocations of a workgroup. registers: vectors of four that an invocation may hold in
+    a register tile. occupancy: invocations from which on the device is busy.
+    """
+
+    buffers: int
+    alignment: int
+    workgroup: int
+    registers: int
+    occupancy: int
+
+
+WEBGPU = Gpu(buffers=8, alignment=256, workgroup=64, registers=16, occupancy=4096)
+"""What every WebGPU adapter can do (WebGPU, "limits"). The rest are choices that suit adapters from
+integrated ones up: 64 invocations are a whole number of every vendor's subgroups."""
+
+
+@dataclass(frozen=True)
 class CpuTarget:
     """What LLVM needs to know, and what the schedule does.
 
     canonical: the target string that a plan carries. vector_bytes: width of a vector register.
-    registers: how many of them there are.
+    registers: how many of them there are. gpu: limits, where it is a GPU that runs the kernels.
     """
 
     canonical: str
@@ -33,6 +54,7 @@ class CpuTarget:
     features: str
     vector_bytes: int
     registers: int
+    gpu: Gpu | None = None
 
     @property
     def family(self) -> str:
@@ -43,7 +65,7 @@ class CpuTarget:
     def language(self) -> str:
         """What its kernels are written in: a module of `codegen.render`, whose render(kernel,
         target) gives a function named @ and the kernel's name."""
-        return "c" if self.family == "c" else "llvm"
+        return {"c": "c", "webgpu": "wgsl"}.get(self.family, "llvm")
 
     @property
     def madd(self) -> str:
@@ -99,8 +121,13 @@ def parse_target(text: str) -> CpuTarget:
                          WASM[rest], 16, 12)
     if text == "c":  # short vectors, which every compiler can unroll
         return CpuTarget("c", "c", "", "", "", 16, 16)
+    if family == "webgpu":
+        if rest not in ("", "f16"):
+            raise InputError(f"target {text}: use webgpu or webgpu:f16")
+        return CpuTarget(text, "wgsl", "", "", rest, 16, WEBGPU.registers, WEBGPU)
     if family != "cpu":
-        raise InputError(f"target {text}: there are cpu, wasm and c; use cpu[:ARCH[,FEATURE]]")
+        raise InputError(f"target {text}: there are cpu, wasm, webgpu and c; use "
+                         "cpu[:ARCH[,FEATURE]]")
     arch, *extra = [p for p in rest.split(",") if p] or [host_arch()]
     if arch == "x86-64":
         arch = "x86-64-v2"

@@ -143,7 +143,8 @@ class Lower:
     """Lowers nodes for one kernel.
 
     read(node, index, guard) gives the expression for an element of a node that has memory, or None
-    for a node that has none. halo(node) tells the layout of a node with memory, for `pad`.
+    for a node that has none. halo(node) tells the layout of a node with memory, for `pad`. double:
+    the target computes in float64.
     """
 
     def __init__(
@@ -151,8 +152,9 @@ class Lower:
         read: Callable[[Node, Index, Expr], Expr | None],
         layout: Callable[[Node], Layout | None],
         heavy: Node | None = None,
+        double: bool = True,
     ) -> None:
-        self.read, self.layout, self.heavy = read, layout, heavy
+        self.read, self.layout, self.heavy, self.double = read, layout, heavy, double
         self.accumulated: Expr | None = None
         self.memo: dict[tuple[Node, Index, Expr], Expr] = {}
 
@@ -180,7 +182,7 @@ class Lower:
             return op("bitcast", self.value(n.inputs[0], index, guard), dtype=n.dtype)
         if n.op in ELEMENTWISE:
             args = [self.value(i, index, guard) for i in n.inputs]
-            return elementwise(n.op, args)
+            return elementwise(n.op, args, self.double)
         how: Callable[[Node, Index, Expr], Expr] = getattr(self, f"_{n.op}", self._refuse)
         return how(n, index, guard)
 
@@ -326,25 +328,27 @@ def clamp(i: Expr, size: Expr) -> Expr:
     return i
 
 
-def elementwise(name: str, args: Sequence[Expr]) -> Expr:
+def elementwise(name: str, args: Sequence[Expr], double: bool = True) -> Expr:
     """An elementwise operation, transcendental ones taken apart."""
     if name in transcendental.NAMES and args[0].dtype.is_float:
         return transcendental.expand(op(name, *args))
     if name == "mod" and args[0].dtype.is_float:
-        return float_mod(*args)
+        return float_mod(args[0], args[1], double)
     if name == "where" and args[0].op == "const":
         return args[1] if args[0].attr else args[2]
     return op(name, *args)
 
 
-def float_mod(a: Expr, b: Expr) -> Expr:
+def float_mod(a: Expr, b: Expr, double: bool) -> Expr:
     """a - floor(a / b) * b, and what its limit is where b is infinite.
 
-    Done in float64, in which a quotient of narrower floats keeps all its places but the rarest.
+    Done in float64, in which a quotient of narrower floats keeps all its places but the rarest; on
+    targets that have none in float32, where those of a large quotient are lost.
     """
     kind = a.dtype
-    if kind is not FLOAT64:
-        return op("cast", float_mod(widen(a, FLOAT64), widen(b, FLOAT64)), dtype=kind)
+    if kind is not FLOAT64 and (double or kind is not FLOAT32):
+        wide = FLOAT64 if double else FLOAT32
+        return op("cast", float_mod(widen(a, wide), widen(b, wide), double), dtype=kind)
     infinite, zero = const(float("inf"), kind), const(0, kind)
     r = op("sub", a, op("mul", op("floor", op("div", a, b)), b))
     # a quotient that was rounded up to a whole number leaves a remainder below zero

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from tinyedge.errors import InputError, PlanError
 from tinyedge.plan import Plan
 
-FAMILIES = {"cpu": "tinyedge.drivers.cpu", "wasm": "tinyedge.drivers.wasm"}
+FAMILIES = {"cpu": "tinyedge.drivers.cpu", "wasm": "tinyedge.drivers.wasm",
+            "webgpu": "tinyedge.drivers.webgpu"}
 """Target family -> module of its driver."""
 
 

@@ -193,7 +193,7 @@ def test_a_module_of_two_objects() -> None:
         store = wasmtime.Store(engine)
         pages = made.end >> 16
         memory = wasmtime.Memory(store, wasmtime.MemoryType(wasmtime.Limits(pages, pages)))
-        exports = wasmtime.Instance(store, module, [memory]).exports(store)
+        exports: Any = wasmtime.Instance(store, module, [memory]).exports(store)
         assert [exports["entry"](store, i) for i in range(4)] == [27, 47, 67, 87]
         assert exports["stack_pointer"].value(store) == made.stacks + (1 << 12)
 

@@ -25,6 +25,7 @@ from .codegen import ir, symbolic
 from .codegen.ir import Expr, For, Kernel, Set, Stmt, Store, const, load, var
 from .codegen.lower import Index, Layout, Lower, combine, plain, reindex
 from .codegen.schedule import cpu as cpu_schedule
+from .codegen.schedule import gpu as gpu_schedule
 from .codegen.schedule.chain import chain, renumbered
 from .codegen.schedule.search import Tuner
 from .codegen.schedule.winograd import Transform
@@ -34,6 +35,7 @@ from .errors import InputError, UnsupportedError
 from .graph import Graph, Node, Valid
 from .memory import Access, Hazards, Timeline, pack
 from .plan import (
+    ALIGNMENT,
     CONSTANTS,
     FIRST_EXTERNAL,
     MAX_BUFFERS,
@@ -85,7 +87,8 @@ class Code:
     text: LLVM IR of a function named k. loops: text of the loop IR. grid: pieces, as a `Size`.
     inplace: numbers of buffers that are read only where the result is written. weights: of each
     item that it computes, the layout chosen for constant weights: (order, room, block, quad) or ().
-    writes: numbers of buffers that it writes. buffers: how many it is given.
+    writes: numbers of buffers that it writes. buffers: how many it is given. shares: on a
+    GPU, the buffers that it writes or that may be parts of one object with those.
     """
 
     text: str
@@ -97,10 +100,12 @@ class Code:
     weights: tuple[Any, ...] = ()
     writes: tuple[int, ...] = ()
     buffers: int = 0
+    shares: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps([self.text, self.loops, self.grid, self.symbols, self.lanes,
-                           self.inplace, self.weights, self.writes, self.buffers])
+                           self.inplace, self.weights, self.writes, self.buffers,
+                           self.shares])
 
     @staticmethod
     def from_json(text: str) -> Code:
@@ -135,12 +140,18 @@ class _Arguments:
     """The buffers of a kernel under construction, numbered in order of first use.
 
     Parts of one buffer are numbered apart: a kernel that reads one part and writes another then
-    knows that they are different memory.
+    knows that they are different memory. whole: they are numbered as one, since no place may be
+    bound twice where it is written.
     """
 
     buffers: list[Buffer] = field(default_factory=list)
+    whole: bool = False
 
     def number(self, b: Buffer) -> int:
+        if self.whole:
+            for i, x in enumerate(self.buffers):
+                if x.root is b.root:
+                    return i
         if b not in self.buffers:
             self.buffers.append(b)
         return self.buffers.index(b)
@@ -170,7 +181,7 @@ class _Work:
 
     def __init__(self, item: KernelItem, target: CpuTarget, packs: _Packs) -> None:
         self.item, self.target, self.packs = item, target, packs
-        self.args = _Arguments()
+        self.args = _Arguments(whole=target.gpu is not None)
         self.args.number(item.target)
         self.weights: Node | None = None
         h = item.heavy
@@ -179,7 +190,7 @@ class _Work:
             self.weights = h.inputs[1]
             self.args.buffers.append(
                 Buffer("weights", self.weights.dtype, plain(self.weights.shape), "const"))
-        self.lower = Lower(self.read, self.layout, h)
+        self.lower = Lower(self.read, self.layout, h, target.gpu is None)
         self.transform = item.node.op == "winograd_in" or \
             h is not None and h.op == "winograd_out"
 
@@ -220,8 +231,8 @@ class _Work:
 
     def copy(self) -> Built | None:
         """The item as a copy, if that is all it does."""
-        if self.item.heavy is not None or self.transform:
-            return None
+        if self.item.heavy is not None or self.transform or self.target.gpu is not None:
+            return None  # WebGPU copies only between different objects
         copy = as_copy(self.item, self.lower, self.store, self.args)
         if copy is None:
             del self.args.buffers[1:]
@@ -231,10 +242,12 @@ class _Work:
                   ) -> cpu_schedule.Scheduler | Transform:
         if self.transform:
             return Transform(self.lower, self.item.node, self.store, self.target.vector_bytes)
-        return cpu_schedule.Scheduler(cpu_schedule.Spec(
+        spec = cpu_schedule.Spec(
             self.lower, self.item.node, self.item.node.shape, _loop_order(self.item), self.store,
-            self.pack if self.weights is not None else None),
-            self.target, choice, feature)
+            self.pack if self.weights is not None else None)
+        if self.target.gpu is not None:
+            return gpu_schedule.Scheduler(spec, self.target)
+        return cpu_schedule.Scheduler(spec, self.target, choice, feature)
 
     def pack(self, layout: Layout) -> None:
         assert self.weights is not None
@@ -262,7 +275,8 @@ class _Work:
         rooms = [(b.layout.shape, b.layout.halo, b.layout.room, b.layout.origin)
                  for b in self.args.buffers]
         views = [(v.op, v.shape, v.attrs) for v in self.item.views]
-        return f"{self.target} {rooms} {views}\n{scheduler.key()}"
+        kinds = [b.root.kind for b in self.args.buffers] if self.target.gpu is not None else ""
+        return f"{self.target} {rooms} {views} {kinds}\n{scheduler.key()}"
 
 
 def build_kernel(
@@ -514,8 +528,9 @@ def describe(k: Kernel, buffers: Sequence[Buffer], target: CpuTarget) -> Code:
     """Completes a kernel's buffer and symbol tables and renders it in the target's language."""
     render: Callable[[Kernel, CpuTarget], str] = import_module(
         f"tinyedge.codegen.render.{target.language}").render
-    if len(buffers) > MAX_BUFFERS:
-        raise UnsupportedError(f"a kernel of {len(buffers)} buffers is over the {MAX_BUFFERS} "
+    most = target.gpu.buffers if target.gpu is not None else MAX_BUFFERS
+    if len(buffers) > most:
+        raise UnsupportedError(f"a kernel of {len(buffers)} buffers is over the {most} "
                                "that a launch may bind; report the model")
     symbols: dict[str, None] = {}
     written: set[int] = set()
@@ -534,17 +549,33 @@ def describe(k: Kernel, buffers: Sequence[Buffer], target: CpuTarget) -> Code:
                 parts = [s.index, s.value, s.guard]
             for e in parts:
                 for v in sorted(e.vars, key=lambda v: v.serial) if e is not None else ():
-                    if v.op == "var" and v not in bound and v.attr[0] != ir.LANE:
+                    if v.op == "var" and v not in bound and \
+                            v.attr[0] not in (ir.LANE, ir.TEAM):
                         symbols[v.attr[0]] = None
             if isinstance(s, For):
                 visit(s.body)
 
     visit(k.body)
     table = tuple((b.dtype, i in written) for i, b in enumerate(buffers))
+    count = k.grid
+    if target.gpu is not None:
+        count = gpu_schedule.workgroups(k, target.gpu.workgroup)
+        for v in sorted(k.grid.vars, key=lambda v: v.serial):
+            symbols[v.attr[0]] = None
+        places = {buffers[i].root.kind for i in written} & {"scratch", "state"}
+        k = replace(k, whole=tuple(_padded(b) for b in buffers), shares=tuple(
+            i for i, b in enumerate(buffers) if i in written or b.root.kind in places))
     k = replace(k, buffers=table, symbols=tuple(symbols))
-    return Code(render(k, target), ir.show_kernel(k), size_of_expr(k.grid), k.symbols, k.lanes,
-                inplace(k), writes=tuple(sorted(written - set(k.local))),
-                buffers=len(buffers) - len(k.local))
+    return Code(render(k, target), ir.show_kernel(k), size_of_expr(count), k.symbols, k.lanes,
+                () if target.gpu is not None else inplace(k),
+                writes=tuple(sorted(written - set(k.local))),
+                buffers=len(buffers) - len(k.local), shares=k.shares)
+
+
+def _padded(b: Buffer) -> bool:
+    """Whether a buffer's memory ends with a whole group of 16 bytes: all but a caller's does."""
+    n = b.root.nbytes
+    return b.root.kind not in ("input", "output") or n.op == "const" and n.hi % 16 == 0
 
 
 def inplace(k: Kernel) -> tuple[int, ...]:
@@ -612,7 +643,7 @@ def build_scatter(item: ScatterItem, target: CpuTarget) -> Built:
     """One serial piece that puts the updates in order."""
     n = item.node
     data, updates, *indices = n.inputs
-    args = _Arguments()
+    args = _Arguments(whole=target.gpu is not None)
     args.number(item.target)
     axis, rank = n["axis"], indices[0].rank
 
@@ -625,7 +656,7 @@ def build_scatter(item: ScatterItem, target: CpuTarget) -> Built:
         g_ = both(guard, b.layout.guard(index))
         return load(args.number(b), b.layout.offset(index), m.dtype, _optional(g_))
 
-    lower = Lower(read, lambda m: None)
+    lower = Lower(read, lambda m: None, None, target.gpu is None)
     loops = [(var(f"i{i}", 0, max(upper(d) - 1, 0)), symbolic.lift(d))
              for i, d in enumerate(updates.shape)]
     at = tuple(v for v, _ in loops)
@@ -643,11 +674,14 @@ def build_scatter(item: ScatterItem, target: CpuTarget) -> Built:
     if n["kind"] != "set":
         value = combine(n["kind"], load(0, offset, n.dtype), value)
     body: tuple[Stmt, ...] = (Store(0, offset, value, _optional(inside)),)
-    for v, extent in reversed(loops):
+    # only what moves an indexed dimension may meet another update's place
+    free = [p for i, p in enumerate(loops) if target.gpu is not None and
+            not axis <= i < axis + rank and p[1].hi > 1]
+    for v, extent in reversed([p for p in loops if p not in free]):
         body = (For(v, extent, body),)
     if any(d == 0 for d in updates.shape):
-        body = ()
-    k = Kernel("k", (), (), var("g", 0, 0), const(1), body)
+        body, free = (), []
+    k = gpu_schedule.grid(cpu_schedule.Nest(tuple(free), body))
     return Built(describe(k, args.buffers, target), args.buffers, (n.source,) if n.source else ())
 
 
@@ -760,6 +794,31 @@ def no_half(graph: Graph) -> None:
                                    "convert the model to float32, and store weights by --float16")
 
 
+def _computable(graph: Graph) -> None:
+    """UnsupportedError for types that no GPU computes in."""
+    for n in graph.nodes():
+        if n.dtype.name in ("float64", "bfloat16") and n.op != "const":
+            raise UnsupportedError(f"node '{n.source or n.op}' computes in {n.dtype}, which WebGPU "
+                                   "can't; use another target, or make the model's float32")
+        for body in (v for _, v in n.attrs if isinstance(v, Graph)):
+            _computable(body)
+
+
+def _copied(items: list[Item]) -> list[Item]:
+    """The items with copies of buffers as kernels."""
+    out: list[Item] = []
+    for i in items:
+        if isinstance(i, IfItem):
+            i.then, i.other = _copied(i.then), _copied(i.other)
+        elif isinstance(i, LoopItem):
+            i.body = _copied(i.body)
+        elif isinstance(i, CopyItem):
+            n = g.placeholder(i.source.name, i.target.layout.shape, i.target.dtype)
+            i = KernelItem(n, None, (), i.target, {n: i.source}, i.nodes)
+        out.append(i)
+    return out
+
+
 BYTES, SHORT = (UINT8, INT8), (BFLOAT16, BFLOAT16)
 """Types of operands that some targets multiply and add at once."""
 
@@ -786,7 +845,15 @@ class _Compiler:
     ) -> None:
         self.graph, self.target, self.cache = graph, target, cache
         self.progress = progress or (lambda stage, done, of: None)
-        self.program = form(graph, target.vector_bytes)
+        self.gpu = target.gpu
+        if self.gpu is not None:
+            _computable(graph)
+        self.alignment = ALIGNMENT if self.gpu is None else self.gpu.alignment
+        if self.gpu is None:
+            self.program = form(graph, target.vector_bytes)
+        else:
+            self.program = form(graph, target.vector_bytes, self.gpu.buffers - 1)
+            self.program.items = _copied(self.program.items)
         self.packs = _Packs(self.program)
         self.memory = _Memory(cache, self.tuner(tune) if tune else None)
         self.unique: dict[str, int] = {}
@@ -868,7 +935,8 @@ class _Compiler:
     def build_all(self) -> None:
         """Makes every kernel's code and the timeline of accesses."""
         self.reads = {i: reading(i) for i in every(self.program.items)}
-        self.program.items = self.link(self.program.items)
+        if self.gpu is None:
+            self.program.items = self.link(self.program.items)
         items = flat(self.program.items)
         for done, i in enumerate(items):
             self.progress("kernels", done, len(items))
@@ -879,7 +947,7 @@ class _Compiler:
                 b = build_kernel(i, self.target, self.packs, self.memory)
             elif isinstance(i, ScatterItem):
                 b = build_scatter(i, self.target)
-            elif isinstance(i, FillItem):
+            elif isinstance(i, FillItem) and self.gpu is None:
                 b = build_fill(i, self.target, self.memory)
             self.built[i] = [b] if b is not None else []
             if b is not None and b.code is not None:
@@ -896,7 +964,8 @@ class _Compiler:
             self.kernels.append(PlanKernel(
                 name, 0, b.flops, b.bytes, text,
                 re.sub(r"^kernel k\b", f"kernel {name}", code.loops),
-                {"lanes": code.lanes}, code.writes))
+                {"lanes": code.lanes} if self.gpu is None else {"workgroup": self.gpu.workgroup},
+                code.shares or code.writes))
 
     def name(self, text: str, item: Item) -> str:
         """op_dtype_shape_digest: the same for the same code in every plan."""
@@ -984,7 +1053,7 @@ class _Compiler:
     def plan(self, provenance: Mapping[str, Any], metadata: Mapping[str, str]) -> Plan:
         self.build_all()
         self.alias_states()
-        offsets, scratch = pack(self.timeline, set(self.alias))
+        offsets, scratch = pack(self.timeline, set(self.alias), self.alignment, self.gpu is None)
         states: list[State] = []
         at = 0
         place: dict[Buffer, tuple[int, int, int]] = {}
@@ -1009,11 +1078,11 @@ class _Compiler:
                 out = next(o for o, i in self.graph.states.items() if i == b.name)
                 shape = tuple(upper(d) for d in b.layout.shape)
                 states.append(State(b.name, out, shape, b.dtype.name, Ref(STATES, at, n)))
-                at += -(-n // 64) * 64
+                at += -(-n // self.alignment) * self.alignment
             elif b.kind == "const" and b in used:
                 place[b] = (CONSTANTS, constants, constants + n)
                 blobs.append((constants, physical(b).tobytes()))
-                constants += -(-n // 64) * 64
+                constants += -(-n // self.alignment) * self.alignment
         place.update({a: place[b] for a, b in self.alias.items()})
         data = bytearray(constants)
         for o, blob in blobs:
@@ -1038,6 +1107,13 @@ class _Compiler:
         ))
 
     def ref(self, b: Buffer) -> Ref:
+        arena, lo, hi = self.place[b.root]
+        if self.gpu is not None and arena < FIRST_EXTERNAL:
+            # vectors of four may be read to the end
+            return Ref(arena, lo, -(-(hi - lo) // 16) * 16)
+        return self.exact(b)
+
+    def exact(self, b: Buffer) -> Ref:
         arena, lo, _ = self.place[b.root]
         return Ref(arena, lo, size_of_expr(b.nbytes))
 
@@ -1052,13 +1128,13 @@ class _Compiler:
                 self.hazards.read.add(i.cond.root)
                 other = self.steps(i.other)
                 # after either branch nothing is known of what it touched
-                out.append(If(self.ref(i.cond), then, other, i.nodes))
+                out.append(If(self.exact(i.cond), then, other, i.nodes))
                 self.unknown = True
             elif isinstance(i, LoopItem):
                 self.hazards.flush()
                 self.hazards.read |= {i.cond.root, i.trips.root}
                 body = self.steps(i.body)
-                out.append(Loop(i.symbol, self.ref(i.trips), self.ref(i.cond), body, i.nodes))
+                out.append(Loop(i.symbol, self.exact(i.trips), self.exact(i.cond), body, i.nodes))
                 self.unknown = True
             elif isinstance(i, CopyItem):
                 if self.alias.get(i.source) is not i.target:
@@ -1153,9 +1229,11 @@ def compile_graph(
     start = time.perf_counter()
     if float16 and bfloat16:
         raise InputError("weights can't be both float16 and bfloat16; leave one of them out")
-    if target == "c" and (tune or bfloat16):
+    family = target.partition(":")[0]
+    if family in ("c", "webgpu") and (tune or bfloat16):
+        where = "source in C runs" if family == "c" else "shaders run"
         raise InputError(f"--{'tune' if tune else 'bfloat16'} is for this machine's processor, and "
-                         "source in C runs elsewhere; leave it out")
+                         f"{where} elsewhere; leave it out")
     targets = parse_targets(target)
     checked = g.validate(graph)
     plans = []
@@ -1170,13 +1248,13 @@ def compile_graph(
             valid = optimize(checked, BYTES in cpu.dots)
         if bfloat16 and SHORT in cpu.dots:
             valid = narrow.run(valid, BFLOAT16, both=True)
-        if cpu.family != "c":
+        if cpu.family not in ("c", "webgpu"):
             valid = winograd.run(valid)
         if (float16 or bfloat16) and cpu.cpu == "x86-64-v2":
             raise InputError(f"--{'b' * bfloat16}float16: {cpu.canonical} has no instructions for "
                              "it; leave one of them out")
-        if float16 or bfloat16:
-            valid = narrow.run(valid, FLOAT16 if float16 else BFLOAT16)
+        if float16 or bfloat16 or cpu.canonical == "webgpu:f16":
+            valid = narrow.run(valid, BFLOAT16 if bfloat16 else FLOAT16)
         if cpu.family == "wasm":
             no_half(valid)
         plans.append(_Compiler(valid, cpu, progress, cache, tune).plan(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from .codegen.lower import Layout
 from .plan import ALIGNMENT
 from .schedule import Buffer
 
@@ -53,13 +54,17 @@ class Timeline:
         return life
 
 
-def pack(timeline: Timeline, elsewhere: set[Buffer]) -> tuple[dict[Buffer, int], int]:
+def pack(
+    timeline: Timeline, elsewhere: set[Buffer], alignment: int = ALIGNMENT, halos: bool = True,
+) -> tuple[dict[Buffer, int], int]:
     """(offset of each scratch buffer, size of the arena); large buffers first, lowest fit.
 
-    elsewhere: buffers that have a place already.
+    elsewhere: buffers that have a place already. alignment: of each place, in bytes. halos: whether
+    those are written in every run; if not, a buffer that has one shares its place only with buffers
+    of the same layout, whose halo stays as it was at first: zero.
     """
     life = {b: span for b, span in timeline.lifetimes().items() if b not in elsewhere}
-    sizes = {b: -(-max(b.nbytes.hi, 1) // ALIGNMENT) * ALIGNMENT for b in life}
+    sizes = {b: -(-max(b.nbytes.hi, 1) // alignment) * alignment for b in life}
     # buffers that may share one place because one is computed over the other
     shared: dict[Buffer, Buffer] = {}
     for at, access in enumerate(timeline.accesses):
@@ -79,7 +84,9 @@ def pack(timeline: Timeline, elsewhere: set[Buffer]) -> tuple[dict[Buffer, int],
     total = 0
     spans = {r: (min(life[b][0] for b in bs), max(life[b][1] for b in bs), sizes[r])
              for r, bs in groups.items()}
-    for r in sorted(groups, key=lambda r: (-spans[r][2], spans[r][0])):
+    order = sorted(groups, key=lambda r: (-spans[r][2], spans[r][0]))
+    apart = [] if halos else [r for r in order if any(h != (0, 0) for h in r.layout.halo)]
+    for r in (r for r in order if r not in apart):
         first, last, size = spans[r]
         offset = 0
         for f, t, o, e in sorted(placed, key=lambda p: p[2]):
@@ -89,6 +96,14 @@ def pack(timeline: Timeline, elsewhere: set[Buffer]) -> tuple[dict[Buffer, int],
         for b in groups[r]:
             offsets[b] = offset
         total = max(total, offset + size)
+    taken: dict[tuple[Layout, int], list[tuple[int, int]]] = {}  # layout, offset -> spans
+    for r in apart:
+        first, last, size = spans[r]
+        place = next((p for lay, p in taken if lay == r.layout and not any(
+            f <= last and first <= t for f, t in taken[lay, p])), total)
+        taken.setdefault((r.layout, place), []).append((first, last))
+        total = max(total, place + size)
+        offsets.update(dict.fromkeys(groups[r], place))
     return offsets, total
 
 

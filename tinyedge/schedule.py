@@ -137,8 +137,8 @@ class Program:
     symbols: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def form(graph: Valid, vector: int, states: Sequence[str] = ()) -> Program:
-    """Forms `graph` for vectors of `vector` bytes."""
+def form(graph: Valid, vector: int, leaves: int = MOST_LEAVES) -> Program:
+    """Forms `graph` for vectors of `vector` bytes and kernels that read up to `leaves` values."""
     program = Program()
     where: dict[Node, Buffer] = {}
     inputs = [n for n in graph.inputs if n not in graph.states.values()]
@@ -163,7 +163,7 @@ def form(graph: Valid, vector: int, states: Sequence[str] = ()) -> Program:
             ports += 1
         program.buffers.append(b)
         targets.append((n, b))
-    former = _Former(program, graph, where, targets, vector)
+    former = _Former(program, graph, where, targets, vector, leaves)
     program.items += former.run()
     program.items += copies
     return program
@@ -174,10 +174,10 @@ class _Former:
 
     def __init__(
         self, program: Program, graph: Graph, where: dict[Node, Buffer],
-        targets: Sequence[tuple[Node, Buffer]], vector: int,
+        targets: Sequence[tuple[Node, Buffer]], vector: int, most: int,
         consts: dict[Node, Buffer] | None = None,
     ) -> None:
-        self.program, self.graph, self.vector = program, graph, vector
+        self.program, self.graph, self.vector, self.most = program, graph, vector, most
         self.where = where
         self.targets = list(targets)
         self.consts = {} if consts is None else consts
@@ -234,22 +234,26 @@ class _Former:
                     for n in region
                 ) or any(n in self.memory for n in region - {nxt}):
                     break
-                if self._leaves_of(nxt, h) > MOST_LEAVES:
+                if self._leaves_of(nxt, h) + self._leaves_of(h) > self.most:
                     break
                 claimed |= region
                 cur = nxt
             self.tip[h] = cur
             self.memory.add(cur)
         self.heavy_of = {t: h for h, t in self.tip.items()}
+        self.chained = claimed | set(self.tip)
 
-    def _leaves_of(self, root: Node, heavy: Node) -> int:
+    def _leaves_of(self, root: Node, heavy: Node | None = None) -> int:
+        """What the kernel of `root` reads: without `heavy`, or, if root is heavy, for it alone."""
         seen: set[Node] = set()
-        stack, leaves = [root], 0
+        stack, leaves = [root] if heavy is not None else list(root.inputs), 0
         while stack:
             n = stack.pop()
             if n in seen or n is heavy:
                 continue
             seen.add(n)
+            if _scalar_const(n):
+                continue
             if n in self.memory or n.op in HEAVY:
                 leaves += 1
             else:
@@ -325,9 +329,11 @@ class _Former:
                          if not _scalar_const(i)]
                 leaves[n] = frozenset().union(*below)
             weigh(n)
-            while len(leaves[n]) > MOST_LEAVES and n.op != "concat":
-                widest = max((i for i in n.inputs if i not in self.memory),
-                             key=lambda i: len(leaves[i]), default=None)
+            if n.op == "concat" and len(leaves[n]) > self.most:
+                self.memory.add(n)  # its parts write it one by one
+            while len(leaves[n]) > self.most and n.op != "concat":
+                widest = max((i for i in n.inputs if i not in self.memory and
+                              i not in self.chained), key=lambda i: len(leaves[i]), default=None)
                 if widest is None or len(leaves[widest]) < 2:
                     break
                 self.memory.add(widest)
@@ -683,7 +689,8 @@ class _Former:
         where = {}
         for p, a in zip(body.inputs.values(), arguments):
             where[p] = a if isinstance(a, Buffer) else self.where[a]
-        return _Former(self.program, body, where, targets, self.vector, self.consts).run()
+        return _Former(self.program, body, where, targets, self.vector, self.most,
+                       self.consts).run()
 
     def _loop(self, n: Node, results: dict[int, Node], names: tuple[str, ...]) -> None:
         body, carried = n["body"], n["carried"]

@@ -443,7 +443,7 @@ class Scheduler:
             extent, name = axis.extent, "_".join(map(str, axis.dims))
             if self.lane_axis in axis.dims:
                 step = self.lanes * kt
-                v = self.loop(f"v{name}", ceil_div(extent, step), loops)
+                v = self.vectors(f"v{name}", extent, step, loops)
                 at = v * step + tk * self.lanes + lane
             elif j == pixel_axis and pt > 1:
                 assert isinstance(extent, int)
@@ -481,6 +481,16 @@ class Scheduler:
                 None if guard is TRUE else _known(substitute(guard, env)),
             ))
         return Nest(tuple(loops), tuple(body), self.lanes, self.next_panel(pixel_axis, pt))
+
+    def vectors(
+        self, name: str, extent: Dim, step: int, loops: list[tuple[Expr, Expr]]
+    ) -> Expr:
+        """The number of the tile along the lane's axis."""
+        return self.loop(name, ceil_div(extent, step), loops)
+
+    def panel_width(self, extent: int, step: int) -> int:
+        """How many neighbours along the lane's axis stand together in packed weights."""
+        return step
 
     def next_panel(self, pixel_axis: int, pt: int) -> tuple[int, int] | None:
         """How far the next panel of weights lies, if it is worth fetching during this one.
@@ -643,6 +653,8 @@ class Scheduler:
             step = self.lanes * (kt if self.lane_axis >= 0 else 1)
             size = w.shape[lane_dim]
             assert isinstance(size, int)
+            if self.lane_axis >= 0:
+                step = self.panel_width(size, step)
             whole = room[lane_dim] = -(-size // step) * step
             order.append(lane_dim)
             if self.lane_axis >= 0 and whole > step:
