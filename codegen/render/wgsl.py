@@ -1044,7 +1044,7 @@ def _inlined(lines: list[str]) -> list[str]:
         for name in NAME.findall(line):
             uses.setdefault(name, []).append(n)
     out: list[str | None] = list(lines)
-    for n, line in enumerate(lines):
+    for n in range(len(lines)):
         found = LET.fullmatch(out[n] or "")
         if found is None:
             continue
@@ -1053,7 +1053,7 @@ def _inlined(lines: list[str]) -> list[str]:
             continue
         at = uses[name][1]
         between = lines[n + 1:at]
-        if any(x.startswith("for ") or "{" in x or x.startswith("}") for x in between) or \
+        if any(x.startswith(("for ", "}")) or "{" in x for x in between) or \
                 lines[at].startswith("for ") or not len(out[at] or "") < 2 * LONGEST:
             continue
         reads = set(REGISTER.findall(text))
