@@ -155,10 +155,8 @@ class Scheduler:
     """Schedules one kernel for a target; see the module's page.
 
     feature: a dimension whose places are to stay together in a piece (see `chain`): only it may be
-    the vector, and tiles do not overlap. blocked: weights lie in panels, one for each tile.
+    the vector, and tiles do not overlap.
     """
-
-    blocked = True
 
     def __init__(self, spec: Spec, target: CpuTarget, choice: Choice | None = None,
                  feature: int | None = None) -> None:
@@ -445,7 +443,7 @@ class Scheduler:
             extent, name = axis.extent, "_".join(map(str, axis.dims))
             if self.lane_axis in axis.dims:
                 step = self.lanes * kt
-                v = self.loop(f"v{name}", ceil_div(extent, step), loops)
+                v = self.vectors(f"v{name}", extent, step, loops)
                 at = v * step + tk * self.lanes + lane
             elif j == pixel_axis and pt > 1:
                 assert isinstance(extent, int)
@@ -483,6 +481,16 @@ class Scheduler:
                 None if guard is TRUE else _known(substitute(guard, env)),
             ))
         return Nest(tuple(loops), tuple(body), self.lanes, self.next_panel(pixel_axis, pt))
+
+    def vectors(
+        self, name: str, extent: Dim, step: int, loops: list[tuple[Expr, Expr]]
+    ) -> Expr:
+        """The number of the tile along the lane's axis."""
+        return self.loop(name, ceil_div(extent, step), loops)
+
+    def panel_width(self, extent: int, step: int) -> int:
+        """How many neighbours along the lane's axis stand together in packed weights."""
+        return step
 
     def next_panel(self, pixel_axis: int, pt: int) -> tuple[int, int] | None:
         """How far the next panel of weights lies, if it is worth fetching during this one.
@@ -645,9 +653,11 @@ class Scheduler:
             step = self.lanes * (kt if self.lane_axis >= 0 else 1)
             size = w.shape[lane_dim]
             assert isinstance(size, int)
+            if self.lane_axis >= 0:
+                step = self.panel_width(size, step)
             whole = room[lane_dim] = -(-size // step) * step
             order.append(lane_dim)
-            if self.blocked and self.lane_axis >= 0 and whole > step:
+            if self.lane_axis >= 0 and whole > step:
                 block = (lane_dim, step)
         self.spec.pack(Layout(
             w.shape, tuple(order), ((0, 0),) * w.rank, tuple(room), block,

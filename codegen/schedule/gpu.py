@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from tinyedge.shape import upper
+from tinyedge.shape import Dim, upper
 
 from .. import symbolic
 from ..ir import TEAM, Expr, For, Kernel, Set, Stmt, Store, const, make, op, reg, substitute, var
@@ -32,6 +32,9 @@ four times that: longer code gains little, and is what a page has to load."""
 GROUP = 4
 """Neighbours along a reduction that are read as one vector."""
 
+PANEL = 64
+"""Output channels whose weights stand together: 256 bytes, two cache lines of most devices."""
+
 TEAM_LENGTH, TEAM_SHARE = 128, 4
 """Steps of a reduction from which on a team shares it, and how many times as many as outputs they
 have to be: otherwise there are invocations enough, and barriers and trees are not free."""
@@ -39,8 +42,6 @@ have to be: otherwise there are invocations enough, and barriers and trees are n
 
 class Scheduler(cpu.Scheduler):
     """Schedules one kernel for a GPU; see the module's page."""
-
-    blocked = False
 
     def __init__(self, spec: Spec, target: CpuTarget) -> None:
         super().__init__(spec, target)
@@ -142,7 +143,7 @@ class Scheduler(cpu.Scheduler):
         loops = list(nest.loops)
         if self.heavy is not None and self.lane_axis >= 0:
             # neighbouring invocations take neighbouring vectors
-            loops.sort(key=lambda p: p[0].op == "var" and p[0].attr[0] == f"v{self.lane_axis}")
+            loops.sort(key=lambda p: p[0].attr[0] in (f"v{self.lane_axis}", f"v{self.lane_axis}w"))
         body = nest.body
         if self.team is not None:
             first = ge0(-self.team)
@@ -226,6 +227,22 @@ class Scheduler(cpu.Scheduler):
         if self.team is not None:
             body += [Set(a, make("together", (a,), kind, t, *lims)) for a in self.totals]
         return reg("total", t, vector if not along else ())
+
+    def panel_width(self, extent: int, step: int) -> int:
+        """Some PANEL channels: neighbouring invocations read them as one piece of memory, and what
+        they read next lies behind it. As few are added at the end as can be."""
+        return min((step * m for m in range(1, max(PANEL // step, 1) + 1)),
+                   key=lambda w: (-(-extent // w) * w, -w))
+
+    def vectors(
+        self, name: str, extent: Dim, step: int, loops: list[tuple[Expr, Expr]]
+    ) -> Expr:
+        if self.spec.pack is None or not isinstance(extent, int):
+            return super().vectors(name, extent, step, loops)
+        width = self.panel_width(extent, step)
+        panel = self.loop(name, -(-extent // width), loops)
+        return panel * (width // step) + self.loop(f"{name}w", min(width, extent + step - 1)
+                                                   // step, loops)
 
     def grouped(self, i: int) -> bool:
         """Whether some operand is read by neighbours along reduction index i."""

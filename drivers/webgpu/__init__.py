@@ -66,11 +66,11 @@ def _module(device: str | None) -> Any:
 
 
 def _adapters(wgpu: Any) -> list[Any]:
-    """All adapters, the best ones first; those of OpenGL, which lack much, last."""
-    found = wgpu.gpu.enumerate_adapters_sync()
-    return sorted(found, key=lambda a: (
-        a.info["backend_type"] in ("OpenGL", "OpenGLES", "Null"),
-        BEST.index(a.info["adapter_type"]) if a.info["adapter_type"] in BEST else len(BEST)))
+    """All adapters, the best ones first; none of OpenGL, which lack much."""
+    found = [a for a in wgpu.gpu.enumerate_adapters_sync()
+             if a.info["backend_type"] not in ("OpenGL", "OpenGLES", "Null")]
+    return sorted(found, key=lambda a: BEST.index(a.info["adapter_type"])
+                  if a.info["adapter_type"] in BEST else len(BEST))
 
 
 def _described(adapter: Any) -> str:

@@ -5,7 +5,7 @@ import {readFile} from 'node:fs/promises';
 import {extname, join, normalize} from 'node:path';
 import {gzipSync} from 'node:zlib';
 
-const TYPES = {'.js': 'text/javascript', '.html': 'text/html', '.css': 'text/css', '.json':
+const TYPES = {'.js': 'text/javascript', '.mjs': 'text/javascript', '.html': 'text/html', '.css': 'text/css', '.json':
   'application/json', '.wasm': 'application/wasm', '.bin': 'application/octet-stream'};
 const STRICT = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'";
 
