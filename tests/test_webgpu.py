@@ -13,7 +13,7 @@ from tests.adapters import lavapipe
 from tests.cases import Case, cases
 from tests.compiled import difference
 from tests.models import MODELS, inputs, model
-from tests.test_codegen import conv
+from tests.test_codegen import conv, relu
 from tinyedge import graph as g
 from tinyedge.compiler import compile_graph
 from tinyedge.dtype import BOOL, FLOAT16, FLOAT32, INT8, INT16, INT32, INT64, UINT8, DType
@@ -155,6 +155,32 @@ def test_float16_with_and_without_its_feature(lavapipe: str) -> None:
     feeds = {"x": numbers((3, 10), FLOAT16)}
     for target in ("webgpu", "webgpu:f16"):
         run(Graph({"x": x}, {"y": y}), feeds, lavapipe, 2e-3, target)
+
+
+def test_padded_buffers_of_two_types(lavapipe: str) -> None:
+    """Halos are zero for good: elements of another width may not be written over them."""
+    def weights(t: DType) -> Any:
+        return g.const((rng.standard_normal((8, 8, 3, 3)) / 9).astype(t.numpy))
+
+    x = g.placeholder("x", (1, 8, 9, 9), FLOAT32)
+    y = x
+    for _ in range(3):
+        y = relu(conv(y, weights(FLOAT32), 1, 1))
+    y = g.cast(y, FLOAT16)
+    for _ in range(3):
+        y = relu(conv(y, weights(FLOAT16), 1, 1))
+    run(Graph({"x": x}, {"y": y}), {"x": numbers((1, 8, 9, 9), FLOAT32)}, lavapipe, 2e-3)
+
+
+def test_comparisons_of_comparisons(lavapipe: str) -> None:
+    """What is written into an expression keeps its parentheses."""
+    x, y = (g.placeholder(n, (3, 4), BOOL) for n in "xy")
+    row = g.placeholder("row", (4,), BOOL)
+    outs = {n: g.elementwise(n, x, g.expand(row, (3, 4))) for n in ("ne", "eq", "xor")}
+    outs["both"] = g.elementwise("ne", g.elementwise("eq", x, y), g.elementwise("xor", x, y))
+    run(Graph({"x": x, "y": y, "row": row}, outs),
+        {"x": numbers((3, 4), BOOL), "y": numbers((3, 4), BOOL), "row": numbers((4,), BOOL)},
+        lavapipe, 0)
 
 
 def test_symbolic_dimensions(lavapipe: str) -> None:

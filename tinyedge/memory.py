@@ -61,7 +61,7 @@ def pack(
 
     elsewhere: buffers that have a place already. alignment: of each place, in bytes. halos: whether
     those are written in every run; if not, a buffer that has one shares its place only with buffers
-    of the same layout, whose halo stays as it was at first: zero.
+    of the same layout and width of elements, whose halo stays as it was at first: zero.
     """
     life = {b: span for b, span in timeline.lifetimes().items() if b not in elsewhere}
     sizes = {b: -(-max(b.nbytes.hi, 1) // alignment) * alignment for b in life}
@@ -96,12 +96,14 @@ def pack(
         for b in groups[r]:
             offsets[b] = offset
         total = max(total, offset + size)
-    taken: dict[tuple[Layout, int], list[tuple[int, int]]] = {}  # layout, offset -> spans
+    # (layout, bits of an element), offset -> spans
+    taken: dict[tuple[tuple[Layout, int], int], list[tuple[int, int]]] = {}
     for r in apart:
         first, last, size = spans[r]
-        place = next((p for lay, p in taken if lay == r.layout and not any(
-            f <= last and first <= t for f, t in taken[lay, p])), total)
-        taken.setdefault((r.layout, place), []).append((first, last))
+        like = r.layout, r.dtype.bits
+        place = next((p for other, p in taken if other == like and not any(
+            f <= last and first <= t for f, t in taken[other, p])), total)
+        taken.setdefault((like, place), []).append((first, last))
         total = max(total, place + size)
         offsets.update(dict.fromkeys(groups[r], place))
     return offsets, total

@@ -1060,7 +1060,8 @@ def _inlined(lines: list[str]) -> list[str]:
         if "b" in {r[0] for r in reads} and any(STORED.search(x) for x in between) or any(
                 (m := REGISTER.match(x)) and m.group() in reads for x in between):
             continue
-        alone = rf"(= |\[){name}[;\]]"  # nothing binds more strongly beside it
+        # nothing binds more strongly beside it; a comparison does
+        alone = rf"((?<![!=<>])= |\[){name}[;\]]"
         if not SIMPLE.fullmatch(text) and not re.search(alone, out[at] or ""):
             text = f"({text})"
         out[at] = re.sub(rf"\b{name}\b", lambda _, t=text: t, out[at] or "")  # type: ignore[misc]
