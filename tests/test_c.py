@@ -31,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 COMPILERS = tuple(c for c in ("gcc", "clang") if shutil.which(c))
-EVERY = 6
+EVERY = 20
 """One case of so many is compiled in each run; which one goes round by the case's number."""
 
 needs_compiler = pytest.mark.skipif(not COMPILERS, reason="neither gcc nor clang is installed")
