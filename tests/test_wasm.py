@@ -40,7 +40,7 @@ SMALL = ("efficientnet-lite0", "silero-vad", "ppocr-cls", "magika", "squeezenet"
 """The networks that run with both sets of instructions; the others with the better one."""
 
 
-@pytest.mark.parametrize("number, case", enumerate(cases()), ids=lambda c: getattr(c, "name", ""))
+@pytest.mark.parametrize("number, case", list(enumerate(cases())), ids=lambda c: getattr(c, "name", ""))
 def test_case(number: int, case: Case) -> None:
     graph = load(case.model)
     try:
@@ -204,10 +204,10 @@ def test_what_can_not_be_linked() -> None:
     with pytest.raises(UnsupportedError, match="two objects define other"):
         link(objects(FIRST, SECOND, SECOND), ["entry"], 4096, 4096)
     with pytest.raises(UnsupportedError, match="needs the data there, which is in none"):
-        link(objects("@there = external global i32\\ndefine i32 @entry() {\\n"
-                     "  %v = load i32, ptr @there\\n  ret i32 %v\\n}"), ["entry"], 4096, 4096)
+        link(objects("@there = external global i32\ndefine i32 @entry() {\n"
+                     "  %v = load i32, ptr @there\n  ret i32 %v\n}"), ["entry"], 4096, 4096)
     with pytest.raises(UnsupportedError, match="not WebAssembly"):
-        link([b"\\x7fELF"], [], 0, 0)
+        link([b"\x7fELF"], [], 0, 0)
     [whole] = objects(SECOND)
     for end in range(9, len(whole), 7):
         with pytest.raises((UnsupportedError, IndexError)):

@@ -135,7 +135,7 @@ def value(name: str, check: str) -> Any:
 def test_files(tmp_path: Path) -> None:
     report = export(web_plans.recurrent(), "webgpu", tmp_path / "out")
     written = {p.name for p in (tmp_path / "out").iterdir()}
-    assert written == {
+    assert written - {"test.json"} == {  # that where this machine runs such plans
         "index.js", "index.d.ts", "remote.js", "remote.d.ts", "worker.js", "weights-0.bin",
         "package.json", "report.json", "index.html", "demo.js", "demo.css", "settings.js"}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
@@ -377,7 +377,7 @@ def test_threads_in_node() -> None:
     loaded = [event["loaded"] for event in three["events"]]
     assert loaded == sorted(loaded) and loaded[-1] == three["info"]["bytes"]
     assert one["gpu"]["code"] == "unsupported" and three["disposed"]["code"] == "disposed"
-    assert "no test vector" in one["test"]["message"]
+    assert one["test"] == "nothing"  # rejected: wasmtime has made a test vector, and it agrees
     assert "threads is 0" in got["none"]["message"]
 
 
