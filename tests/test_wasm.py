@@ -40,7 +40,8 @@ SMALL = ("efficientnet-lite0", "silero-vad", "ppocr-cls", "magika", "squeezenet"
 """The networks that run with both sets of instructions; the others with the better one."""
 
 
-@pytest.mark.parametrize("number, case", list(enumerate(cases())), ids=lambda c: getattr(c, "name", ""))
+@pytest.mark.parametrize("number, case", list(enumerate(cases())),
+                         ids=lambda c: getattr(c, "name", ""))
 def test_case(number: int, case: Case) -> None:
     graph = load(case.model)
     try:
