@@ -13,7 +13,7 @@ anything, looks at an earlier value (so there are no cycles and no sharing) or a
 than the file has bytes for; every other one is refused.
 
 One CRC-32 stands for the header and one for everything behind it, so every flipped byte is found
-before anything is parsed. They are no signature: a plan holds machine code, so run only plans that
+before a plan is given out. They are no signature: a plan holds machine code, so run only plans that
 come from where you would run a program from.
 
 The first 128 bytes mean the same in every format, so each version of tinyedge can say what a newer
@@ -31,6 +31,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BytesIO
 from threading import Thread
 from typing import Any, NamedTuple
@@ -71,8 +72,8 @@ MAGIC = b"\x80\x05C\x7btinyedge plan\n"  # PROTO 5, then a bytes object of 123 b
 DROP = pickle.POP
 PAGE = 4096
 WIDE_PAGE = 65536  # aarch64 kernels exist with pages of 4, 16 and 64 KiB
-SHARED_CHECKSUM = 1 << 22
-"""Bytes from which on a second thread takes a part of a checksum."""
+PIECE = 1 << 21
+"""Bytes of a checksum that a thread takes at a time."""
 MAX_VALUES = 1 << 21
 MAX_DEPTH = 100
 MAX_RANK = 64  # numpy's
@@ -103,34 +104,45 @@ def read(path: str | os.PathLike[str]) -> Plan:
     return parse(_mapped(where), where)
 
 
-def checksum(data: memoryview) -> int:
-    """The CRC-32 of a large buffer, whose parts all processors read at once.
+class Checksum:
+    """The CRC-32 of a large buffer, begun by other threads while this one has something else to do.
 
     Checksums of two parts give that of both: the first one's is multiplied by x^(8 n), n the bytes
     of the second, modulo the polynomial (ISO/IEC 3309, its lowest power in the top bit), and added.
     """
-    size = max(SHARED_CHECKSUM, -(-len(data) // (os.cpu_count() or 1)))
-    parts = [data[i:i + size] for i in range(0, len(data), size)]
-    sums = [0] * len(parts)
 
-    def one(i: int) -> None:
-        sums[i] = zlib.crc32(parts[i])
+    def __init__(self, data: memoryview) -> None:
+        self.parts = [data[i:i + PIECE] for i in range(0, len(data), PIECE)]
+        self.sums = [0] * len(self.parts)
+        self.left = iter(range(len(self.parts)))  # gives every number to one thread only
+        others = min((os.cpu_count() or 1) - 1, 3, len(self.parts) // 2)
+        self.threads = [Thread(target=self._work, daemon=True) for _ in range(others)]
+        for t in self.threads:
+            t.start()
 
-    threads = [Thread(target=one, args=(i,)) for i in range(1, len(parts))]
-    for t in threads:
-        t.start()
-    if parts:
-        one(0)
-    for t in threads:
-        t.join()
-    out = 0
-    for part, crc in zip(parts, sums):
-        power, count = 0x0080_0000, len(part)  # x^8
-        while count:
-            if count & 1:
-                out = _times(out, power)
-            power, count = _times(power, power), count >> 1
-        out ^= crc
+    def _work(self) -> None:
+        for i in self.left:
+            self.sums[i] = zlib.crc32(self.parts[i])
+
+    def value(self) -> int:
+        """The checksum of all of it; this thread helps."""
+        self._work()
+        for t in self.threads:
+            t.join()
+        out = 0
+        for part, crc in zip(self.parts, self.sums):
+            out = _times(out, _power(len(part))) ^ crc
+        return out
+
+
+@cache
+def _power(count: int) -> int:
+    """x^(8 count) modulo the polynomial of CRC-32."""
+    out, power = 0x8000_0000, 0x0080_0000  # 1, x^8
+    while count:
+        if count & 1:
+            out = _times(out, power)
+        power, count = _times(power, power), count >> 1
     return out
 
 
@@ -144,8 +156,9 @@ def _times(a: int, b: int) -> int:
     return out
 
 
-def check_bytes(data: memoryview, where: str) -> Header:
-    """The header of a plan file's bytes, after every byte has been checked; PlanError."""
+def header_of(data: memoryview, where: str) -> tuple[Header, int]:
+    """(the header of a plan file's bytes, the checksum that all behind it should have);
+    PlanError."""
     if data[: len(MAGIC)] != MAGIC:
         raise PlanError(f"{where}: {_what_is(bytes(data[:512]))}")
     if len(data) < HEADER.size:
@@ -159,23 +172,45 @@ def check_bytes(data: memoryview, where: str) -> Header:
                         "copy it again")
     if len(data) > total:
         raise PlanError(f"{where}: {len(data) - total} bytes follow the plan's end; copy it again")
-    if checksum(data[HEADER.size:]) != body:
-        raise PlanError(f"{where}: the plan is damaged (its checksum differs); "
-                        "copy or compile it again")
+    return Header(version, producer, size, start, total), body
+
+
+def _check_header(header: Header, where: str) -> None:
+    version = header.format
     if version > FORMAT:
-        raise PlanError(f"{where}: the plan has format {version}, made by {producer}, and this "
-                        f"tinyedge reads formats up to {FORMAT}; use that version or a newer one, "
-                        "or compile the model with this one")
+        raise PlanError(f"{where}: the plan has format {version}, made by {header.producer}, and "
+                        f"this tinyedge reads formats up to {FORMAT}; use that version or a newer "
+                        "one, or compile the model with this one")
     if version != FORMAT and version not in MIGRATIONS:
         raise PlanError(f"{where}: the plan has format {version}, which no tinyedge has written")
-    if not HEADER.size + size <= start <= total or start % PAGE:
+    if not HEADER.size + header.pickle <= header.data <= header.total or header.data % PAGE:
         raise PlanError(f"{where}: the plan's header is inconsistent; compile the model again")
-    return Header(version, producer, size, start, total)
 
 
 def parse(data: memoryview, where: str = "plan") -> Plan:
-    """The plan that a file's bytes hold; its code and constants are views of them. PlanError."""
-    header = check_bytes(data, where)
+    """The plan that a file's bytes hold; its code and constants are views of them. PlanError.
+
+    Every byte is checked before anything is given out; what is parsed meanwhile may be damaged,
+    which `decode` is made for, and then that is what is said.
+    """
+    header, body = header_of(data, where)
+    check = Checksum(data[HEADER.size:])
+    try:
+        _check_header(header, where)
+        plan = _parsed(data, header, where)
+    except PlanError as error:
+        fault: PlanError | None = error
+    else:
+        fault = None
+    if check.value() != body:
+        raise PlanError(f"{where}: the plan is damaged (its checksum differs); "
+                        "copy or compile it again")
+    if fault is not None:
+        raise fault
+    return plan
+
+
+def _parsed(data: memoryview, header: Header, where: str) -> Plan:
     with _naming(f"{where}: the plan"):
         tree = decode(bytes(data[HEADER.size:HEADER.size + header.pickle]))
         if type(tree) is not dict:
