@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -70,6 +71,7 @@ def compiled(name: str, folder: Path) -> Figures:
     cache = folder / f"{name}-cache"
     cold, warm = (fresh("compile", model(name), plan, options, cache=cache) for _ in range(2))
     size = plan.stat().st_size / MB
+    os.sync()  # writing it to disk would go on meanwhile
     loads = [fresh("load", plan) for _ in range(5)]
     feeds = folder / f"{name}.npz"
     np.savez(feeds, allow_pickle=False, **inputs(name))
