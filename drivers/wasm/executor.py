@@ -49,8 +49,9 @@ UNITS_PER_THREAD = 32
 """Units that a launch is divided into, for each thread; a claim takes one or more."""
 SMALL = 30000
 """Operations and bytes of a launch that one thread does sooner than several could meet for it."""
-SPINS = 20000
-"""Turns for which an idle thread looks for work before it sleeps: about 100 microseconds."""
+SPINS = 500_000
+"""Turns for which an idle thread looks for work before it sleeps: about two milliseconds, longer
+than any step that one thread does alone. To be woken takes 50 microseconds and more."""
 TURNS = 1 << 33
 """Turns without headway after which a run gives another thread up: some ten seconds."""
 NAP = 1_000_000_000
