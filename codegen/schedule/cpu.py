@@ -532,7 +532,9 @@ class Scheduler:
         if not along and all(isinstance(d, int) for d in extents):
             # innermost loops written out while the code stays small
             size = 1
-            room = UNROLL_REDUCTION if len(envs) <= 8 else max(1, 64 // len(envs))
+            # an engine for WebAssembly keeps less of long code in registers, and it is downloaded
+            short = len(envs) <= 8 and self.target.family != "wasm"
+            room = UNROLL_REDUCTION if short else max(1, 64 // len(envs))
             for i in reversed(sequence):
                 if size * upper(extents[i]) * len(envs) > room * 8 or \
                         size * upper(extents[i]) > UNROLL_REDUCTION:
