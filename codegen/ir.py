@@ -26,6 +26,7 @@ also know inclusive bounds ``lo..hi``.
            | reduce OP vars body         only before scheduling: folds body over vars
            | hreduce OP e                only after scheduling: folds the lanes of e
           | together OP reg             only after scheduling: folds what a team's registers hold
+          | prefetch buffer index       0; asks for memory, which may lie behind the buffer's end
 
     stmt  := for var extent body         extent >= 0 iterations, var counts from 0
            | set reg e                   registers hold a scalar, or a vector if e depends on lane
@@ -242,10 +243,9 @@ class Kernel:
     buffers: (dtype, written) of each argument. symbols: names of the run-time symbols, in the
     order of the scalar arguments. grid: how many independent pieces; `grid_var` numbers them.
     lanes: width of the vector variable. local: number of a buffer -> elements, for those that are
-    no arguments (the last ones): memory of a piece, whose contents are gone after it. ahead:
-    (buffer, elements): a vector that is loaded from the buffer has what lies that much further
-    fetched into the cache. team: invocations that share each piece, numbered by the variable
-    ``team``. whole: of each buffer, whether its memory ends with a whole group of four elements.
+    no arguments (the last ones): memory of a piece, whose contents are gone after it. team:
+    invocations that share each piece, numbered by the variable ``team``. whole: of each buffer,
+    whether its memory ends with a whole group of four elements.
     shares: the buffers that are written, or may share an object with one that is. flops, bytes:
     estimates for reports.
     """
@@ -261,7 +261,6 @@ class Kernel:
     team: int = 1
     whole: tuple[bool, ...] = ()
     shares: tuple[int, ...] = ()
-    ahead: tuple[int, int] | None = None
     flops: int = 0
     bytes: int = 0
     notes: tuple[str, ...] = field(default=())
@@ -284,8 +283,8 @@ def show(e: Expr, names: Mapping[Expr, str] | None = None) -> str:
             terms.append(str(c0))
         return "(" + " + ".join(terms) + ")"
     args = ", ".join(show(a, names) for a in e.args)
-    if e.op in ("load", "word"):
-        return f"b{e.attr}[{args}{':word' if e.op == 'word' else ''}]"
+    if e.op in ("load", "word", "prefetch"):
+        return f"b{e.attr}[{args}{'' if e.op == 'load' else ':' + e.op}]"
     if e.op in ("cast", "bitcast"):
         return f"{e.op}.{e.dtype.name}({args})"
     if e.op == "reduce":
@@ -426,7 +425,7 @@ def rebuild(x: Expr, args: tuple[Expr, ...]) -> Expr:
         return args[1] if args[0].attr else args[2]
     if x.op == "and":
         return symbolic.both(*args) if x.dtype is BOOL else op("and", *args)
-    if x.op in ("reduce", "reg", "hreduce", "together", "const", "word", "dot"):
+    if x.op in ("reduce", "reg", "hreduce", "together", "const", "word", "dot", "prefetch"):
         return make(x.op, args, x.attr, x.dtype, x.lo, x.hi)
     return op(x.op, *args, dtype=x.dtype)
 

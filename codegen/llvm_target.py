@@ -73,6 +73,11 @@ class CpuTarget:
         return "llvm.wasm.relaxed.madd" if self.canonical == "wasm:relaxed" else ""
 
     @property
+    def prefetches(self) -> bool:
+        """Whether memory can be asked for before it is read."""
+        return self.family == "cpu"
+
+    @property
     def dots(self) -> dict[tuple[DType, DType], str]:
         """Types of operands -> the instruction, as the renderer knows it, that multiplies as many
         neighbours of them as fill 32 bits, and adds the products to a sum."""

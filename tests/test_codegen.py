@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from typing import Any
 
 import numpy as np
@@ -318,3 +320,31 @@ def test_products_of_nothing_are_scaled() -> None:
             "none": g.mul(matmul(x, g.const(np.zeros((4, 0), np.float32))),
                           g.const(np.zeros((1, 0), np.float32)))}
     check(Graph({"x": x}, outs), {"x": np.zeros((0, 4), np.float32)})
+
+
+@pytest.mark.parametrize("rows", [1, 24, 48, 100])
+def test_large_weights_are_fetched_early(rows: int) -> None:
+    """The tiles that use a panel ask for every line of the next one, and hardly for more."""
+    width, deep = 512, 512
+    x = x_of(rows, deep)
+    plan = check(Graph({"x": x}, {"y": matmul(x, weights(deep, width))}),
+                 {"x": normal(rows, deep)}, 2e-5, "cpu:x86-64-v3")
+    loops = plan.kernels[0].loops
+    pieces = int(re.findall(r"grid g < (\d+)", loops)[0])
+    tiles = int(re.findall(r"floordiv\(g, (\d+)\)", loops)[0]) if rows > 1 else 1
+    panel = int(re.findall(r"= b1\[\(\d+\*r0 \+ (\d+)\*(?:g|floordiv)", loops)[0]) // 16
+    indices = [compile(i, "index", "eval") for i in re.findall(r"= b1\[(.*):prefetch\]", loops)]
+    names = {"floordiv": operator.floordiv, "mod": operator.mod}
+    for number in range(pieces // tiles):
+        asked = {eval(i, {**names, "g": g, "r0": r}) // 16 for i in indices
+                 for g in range(number * tiles, (number + 1) * tiles) for r in range(deep)}
+        first = (number + 1) * panel if tiles > 1 else number * panel + 64
+        assert set(range(first, first + panel)) <= asked
+        assert len(asked) <= panel + len(indices) * deep
+
+
+@pytest.mark.parametrize("target", ["wasm", "c"])
+def test_nothing_is_fetched_early_where_a_target_cannot(target: str) -> None:
+    x = x_of(24, 512)
+    graph = Graph({"x": x}, {"y": matmul(x, weights(512, 512))})
+    assert "prefetch" not in compile_graph(graph, target).kernels[0].loops

@@ -187,6 +187,15 @@ class Renderer:
             base, step = self.lane_form(e.args[0])
             assert step == (32 // self.kernel.buffers[e.attr][0].bits if vec else 0)
             return self.line(f"load {t}, ptr {self.address(e.attr, base, d)}, align 1", d)
+        if e.op == "prefetch":  # into the second level; what does not exist is not asked for
+            self.declared.add("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, "
+                              "i32 immarg)")
+            at = f"ptr %b{e.attr}, i64 {self.emit(e.args[0])}"  # may lie behind the buffer
+            there = self.line(
+                f"getelementptr {memory_type(self.kernel.buffers[e.attr][0])}, {at}", d)
+            self.scopes[d].lines.append(
+                f"  call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 2, i32 1)")
+            return "0"
         if e.op == "dot":
             kind, count, name = DOTS[e.attr]
             words, parts = f"<{self.lanes} x i32>", f"<{self.lanes * count} x {kind}>"
@@ -444,8 +453,6 @@ class Renderer:
             p = self.address(e.attr, base, d)
             if guard is None:
                 v = self.line(f"load {m}, ptr {p}, align {t.itemsize}", d)
-                if self.kernel.ahead is not None and self.kernel.ahead[0] == e.attr:
-                    self.prefetch(p, memory_type(t), self.kernel.ahead[1], d)
             else:
                 g = self.emit(guard, True)
                 mask = f"<{self.lanes} x i1> {g}"
@@ -472,13 +479,6 @@ class Renderer:
         if t is BOOL:
             v = self.line(f"icmp ne {m} {v}, zeroinitializer", d)
         return v
-
-    def prefetch(self, p: str, t: str, elements: int, d: int) -> None:
-        """Asks for a cache line in the second level; what does not exist is not asked for."""
-        self.declared.add("declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)")
-        there = self.line(f"getelementptr {t}, ptr {p}, i64 {elements}", d)
-        self.scopes[d].lines.append(
-            f"  call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 2, i32 1)")
 
     def joined(self, buffer: int, t: DType, first: Expr, pieces: list[tuple[int, list[int]]],
                guard: str | None, d: int) -> str:

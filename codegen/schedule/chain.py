@@ -30,7 +30,7 @@ def rewritten(nest: Nest, index: Callable[[int, Expr], Expr], numbers: Mapping[i
         found = memo.get(e)
         if found is None:
             args = tuple(map(expr, e.args))
-            if e.op in ("load", "word"):
+            if e.op in ("load", "word", "prefetch"):
                 found = make(e.op, (index(e.attr, args[0]), *args[1:]),
                              numbers.get(e.attr, e.attr), e.dtype, e.lo, e.hi)
             else:
@@ -50,7 +50,7 @@ def rewritten(nest: Nest, index: Callable[[int, Expr], Expr], numbers: Mapping[i
 
 
 def renumbered(nest: Nest, numbers: Mapping[int, int]) -> Nest:
-    """The nest with its buffers numbered anew; what it would fetch ahead is left to itself."""
+    """The nest with its buffers numbered anew."""
     return rewritten(nest, lambda buffer, e: e, numbers)
 
 

@@ -60,8 +60,11 @@ TRIED = 6
 
 LARGE_WEIGHTS = 1 << 19
 """Bytes of weights that will not be in the second-level cache when they are needed again."""
-FEW_TILES = 8
+FEW_TILES = 32
 """Tiles of pixels that use a panel of weights, up to which it pays to fetch the next one early."""
+CACHE_LINE = 64
+AHEAD = 4096
+"""Bytes by which weights that are used once are fetched ahead: what a memory's delay brings."""
 
 
 @dataclass
@@ -107,14 +110,12 @@ class Axis:
 class Nest:
     """A scheduled kernel whose outer loops have not become the grid yet.
 
-    loops: (variable, extent), outermost first. body: what they enclose. lanes, ahead: as in a
-    `Kernel`.
+    loops: (variable, extent), outermost first. body: what they enclose. lanes: as in a `Kernel`.
     """
 
     loops: tuple[tuple[Expr, Expr], ...]
     body: tuple[Stmt, ...]
     lanes: int = 1
-    ahead: tuple[int, int] | None = None
 
 
 def vector_of(width: int, bits: int) -> int:
@@ -171,6 +172,7 @@ class Scheduler:
 
         self.axes = list(self.spec.order)
         self.panel, self.lanes = 0, 1
+        self.outer: list[tuple[Expr, Expr]] = []  # (variable, extent), outermost first
         over = self.lower.extents() if self.heavy is not None else ()
         self.over_extents = over
         # plain variables first, to see how memory moves with each
@@ -436,7 +438,7 @@ class Scheduler:
         if self.spec.pack is not None and self.heavy is not None:
             self.pack(kt)
         index: list[Expr] = [const(0)] * len(domain)
-        loops: list[tuple[Expr, Expr]] = []  # (variable, extent), outermost first
+        loops = self.outer
         tp = var("tp", 0, pt - 1) if pt > 1 else const(0)
         tk = var("tk", 0, kt - 1) if kt > 1 else const(0)
         for j, axis in enumerate(self.joined):
@@ -480,7 +482,7 @@ class Scheduler:
                 0, substitute(offset, env), substitute(value, full, memo[j]),
                 None if guard is TRUE else _known(substitute(guard, env)),
             ))
-        return Nest(tuple(loops), tuple(body), self.lanes, self.next_panel(pixel_axis, pt))
+        return Nest(tuple(loops), tuple(body), self.lanes)
 
     def vectors(
         self, name: str, extent: Dim, step: int, loops: list[tuple[Expr, Expr]]
@@ -492,18 +494,35 @@ class Scheduler:
         """How many neighbours along the lane's axis stand together in packed weights."""
         return step
 
-    def next_panel(self, pixel_axis: int, pt: int) -> tuple[int, int] | None:
-        """How far the next panel of weights lies, if it is worth fetching during this one.
+    def fetches(self, base: Expr, tiles: Sequence[tuple[Expr, Expr]],
+                turns: Sequence[tuple[Expr, Expr]]) -> list[Expr]:
+        """What to fetch into the second-level cache in each turn of the reduction's loops.
 
-        Weights that no cache holds come from memory while their panel's first pixels are computed,
-        which then takes longer than all others together where these are few.
+        Weights that no cache holds come from memory while their panel's first tile is computed,
+        which then takes longer than all others together where these are few. So the next panel is
+        fetched meanwhile, a part by every tile. A panel with one tile is fetched a little ahead.
+        base: where the panel begins. tiles: the loops over the tiles that use it.
         """
         h = self.heavy
-        if h is None or self.spec.pack is None or self.lane_axis < 0 or not self.panel:
-            return None
-        pixels = upper(self.joined[pixel_axis].extent) if pixel_axis >= 0 else 1
-        large = h.inputs[1].value.nbytes >= LARGE_WEIGHTS
-        return (1, self.panel) if large and 1 < -(-pixels // pt) <= FEW_TILES else None
+        assert h is not None
+        count = prod(e.hi for _, e in tiles)
+        if count > FEW_TILES or not self.target.prefetches or \
+                h.inputs[1].value.nbytes < LARGE_WEIGHTS or \
+                any(e.op != "const" for _, e in (*tiles, *turns)):
+            return []
+        line = CACHE_LINE // h.inputs[1].dtype.itemsize
+        steps = prod(e.hi for _, e in turns)
+        each = -(-self.panel // (line * count * steps))
+        tile = turn = const(0)
+        for v, extent in tiles:
+            tile = tile * extent + v
+        for v, extent in turns:
+            turn = turn * extent + v
+        # later tiles than the panel has parts ask for the last part again
+        at = symbolic.minimum(tile, (self.panel - 1) // (line * each * steps)) * steps + turn
+        ahead = self.panel if count > 1 else AHEAD // CACHE_LINE * line
+        return [make("prefetch", (base + ahead + (at * each + i) * line,), 1, INT32)
+                for i in range(each)]
 
     def loop(self, name: str, extent: Dim | Expr, loops: list[tuple[Expr, Expr]]) -> Expr:
         e = lift(extent)
@@ -558,8 +577,11 @@ class Scheduler:
             out: list[Stmt] = []
             names = [v for o in over for v in o.vars if v.op == "var" and
                      v.attr[0].startswith("u")]
-            for combo in product(*(range(v.hi + 1) for v in names)):
+            combos = list(product(*(range(v.hi + 1) for v in names)))
+            for number, combo in enumerate(combos):
                 inner = {v: const(c) for v, c in zip(names, combo)}
+                out += [Set(reg("ahead", INT32), f) for i, f in enumerate(fetches)
+                        if i * len(combos) // len(fetches) == number]
                 for a, env in zip(into, envs):
                     one = substitute(e, {**env, **inner})
                     out.append(Set(a, combine(kind, a, one) if self.quad < 0 else
@@ -574,6 +596,13 @@ class Scheduler:
             elif i != self.lane_over:
                 over[i] = self.loop(f"r{i}", extents[i], loops)
         rest: list[Stmt] = []
+        fetches: list[Expr] = []
+        if self.panel and self.lane_axis >= 0:
+            first = self.lower.body(where, tuple(const(0) for _ in extents))
+            base = next(x.args[0] for x in _loads(first, {}) if x.attr == self.constant_operand())
+            base = substitute(base, {v: const(0) for v in (*envs[0], lane)})
+            ends = [i + 1 for i, (v, _) in enumerate(self.outer) if v in base.vars]
+            fetches = self.fetches(base, self.outer[max(ends, default=0):], loops)
         if along:
             n = extents[self.lane_over]
             whole = lift(n) // self.lanes
@@ -758,7 +787,7 @@ def finish(nest: Nest) -> Kernel:
         grid = grid * extent
         taken += 1
     g = var("g", 0, max(grid.hi - 1, 0))
-    return Kernel("k", (), (), g, grid, pieces(nest, taken, g), nest.lanes, ahead=nest.ahead)
+    return Kernel("k", (), (), g, grid, pieces(nest, taken, g), nest.lanes)
 
 
 def pieces(nest: Nest, taken: int, g: Expr) -> tuple[Stmt, ...]:
