@@ -3,8 +3,9 @@
 The networks of `tests.models` and those of `bench.networks`. Each is compiled, its outputs are
 compared with onnxruntime's in the same run, and all runtimes are timed in turn. Exits with 1 if an
 output is off by more than `LIMIT`, if a speed-up fell by more than `FALL` of what the results file
-has (ratios are compared, never times), or if something failed. Without `--no-write`, and with all
-networks, the tables of bench/README.md and bench/results.json are written anew.
+has of the same kind of machine (ratios are compared, never times), or if something failed. Without
+`--no-write`, and with all networks, the tables of bench/README.md and bench/results.json are
+written anew.
 """
 
 from __future__ import annotations
@@ -238,13 +239,18 @@ def report(results: Figures) -> str:
     return "\n\n".join(parts)
 
 
-def known() -> dict[tuple[str, str], float]:
-    """The speed-ups of the results file: (network, threads) -> times faster."""
+def known(machine: dict[str, str]) -> dict[tuple[str, str], float]:
+    """The speed-ups of the results file, (network, threads) -> times faster; none if they are of
+    another kind of machine, where each runtime gains or loses by its own measure."""
     try:
-        held = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))["models"]
+        held = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
+        if any(held["machine"][key] != machine[key] for key in ("processor", "cores", "caches")):
+            note("bench: the results file is of another machine, no ratio is compared with it")
+            return {}
+        models = held["models"]
     except (OSError, KeyError):
         return {}
-    return {(name, threads): f["speedup"] for name, figures in held.items()
+    return {(name, threads): f["speedup"] for name, figures in models.items()
             for threads, f in figures["threads"].items()}
 
 
@@ -262,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = [int(count) for count in options.threads.split(",")]
     results: Figures = {"machine": measure.machine(), "peak": measure.core_peak(), "models": {}}
     failures = []
-    held = known()
+    held = known(results["machine"])
     with tempfile.TemporaryDirectory(prefix="tinyedge-bench-") as temporary:
         folder = Path(temporary)
         for name in names:

@@ -207,6 +207,8 @@ def machine() -> dict[str, str]:
         facts.setdefault(name.strip(), value.strip())
     vectors = [name for name in ("avx2", "avx512f", "asimd") if name in
                facts.get("flags", facts.get("Features", "")).split()]
+    family = "".join(f", {key.removeprefix('cpu ')} {facts[key]}"
+                     for key in ("cpu family", "model") if key in facts)
     caches = []
     for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (
@@ -219,7 +221,7 @@ def machine() -> dict[str, str]:
     packages = ("tinyedge", "onnxruntime", "openvino", "numpy", "llvmlite")
     installed = {d.name: d.version for d in distributions()}
     return {
-        "processor": f"{facts.get('model name', platform.machine())} ({', '.join(vectors)})"
+        "processor": f"{facts.get('model name', platform.machine())}{family} ({', '.join(vectors)})"
                      + (", virtual" if "hypervisor" in facts.get("flags", "") else ""),
         "cores": str(len(os.sched_getaffinity(0))),
         "caches": ", ".join(caches),
