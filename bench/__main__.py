@@ -269,6 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: Figures = {"machine": measure.machine(), "peak": measure.core_peak(), "models": {}}
     failures = []
     held = known(results["machine"])
+    measure.meet_openvino()
     with tempfile.TemporaryDirectory(prefix="tinyedge-bench-") as temporary:
         folder = Path(temporary)
         for name in names:

@@ -118,6 +118,14 @@ def _run(runtime: str, file: str, inputs: str, threads: str) -> dict[str, Any]:
 # ---- peers and limits
 
 
+def meet_openvino() -> None:
+    """Lets OpenVINO count the processors, which it does once: before a measurement is kept on some
+    of them, or it would use one thread ever after."""
+    import openvino
+
+    openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")
+
+
 def openvino_call(model: Path, feeds: Mapping[str, Array], threads: int
                   ) -> Callable[[], Mapping[Any, Array]] | None:
     """A run of OpenVINO in float32, shapes fixed to the feeds'; None where it refuses the model."""
