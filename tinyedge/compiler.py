@@ -69,7 +69,7 @@ from .schedule import (
     form,
 )
 from .shape import upper
-from .storage import record
+from .storage import filters, record
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -1089,8 +1089,9 @@ class _Compiler:
             data[o:o + len(blob)] = blob
         self.place = place
         if self.target.family != "cpu":  # an exporter may narrow what it stores
-            provenance = {**provenance, "weights": record(self.graph, {
-                b: at for b, (arena, at, _) in place.items() if arena == CONSTANTS})}
+            where = {b: at for b, (arena, at, _) in place.items() if arena == CONSTANTS}
+            provenance = {**provenance, "weights": record(self.graph, where),
+                          "filters": filters(self.graph, where)}
         self.hazards = Hazards(place)
         steps = self.steps(self.program.items)
         return self.assembled(Plan(
@@ -1184,7 +1185,7 @@ class _Compiler:
         texts = [*self.texts, run, *support_ir(self.target)]
         objects = compile_all(texts, self.target, self.cache, self.progress)
         if self.target.family == "wasm":
-            module = wasm.link(objects, executor.EXPORTS, where.end, executor.STACK,
+            module = wasm.link(objects, executor.exports(plan), where.end, executor.STACK,
                                executor.STACKS)
             return replace(plan, code=module.code, entries=executor.entries(plan, where, module))
         image = link(objects, page=65536 if self.target.arch == "aarch64" else 4096)

@@ -48,6 +48,26 @@ def record(graph: Valid, places: Mapping[Buffer, int]) -> tuple[Any, ...]:
     return tuple(out)
 
 
+def filters(graph: Valid, places: Mapping[Buffer, int]) -> tuple[Any, ...]:
+    """Which constants are transformed filters, which an exporter can store as they were, for
+    ``plan.provenance["filters"]``.
+
+    Gives (offset, blocks, inner, tile, taps): float32 [blocks, products, inner], where each row of
+    products is what `tinyedge.winograd.filter_transform` makes of a row of taps.
+    """
+    forms = {id(n.inputs[1].value): (n.inputs[0]["tile"], tuple(n.inputs[0]["taps"]))
+             for n in graph.nodes() if n.op == "contract" and n.inputs[0].op == "winograd_in"
+             and n.inputs[1].op == "const"}
+    out = []
+    for b, offset in sorted(places.items(), key=lambda item: item[1]):
+        found, layout = forms.get(id(b.array)), b.layout
+        if found and b.dtype.name == "float32" and not (layout.block and layout.block[0] == 0):
+            count, inner, rows = (upper(d) for d in (
+                layout.size, layout.strides[0], layout.room[0]))
+            out.append((offset, count // (rows * inner), inner, *found))
+    return tuple(out)
+
+
 def _digits(layout: Layout, room: list[int], axes: tuple[int, ...]) -> tuple[Any, ...]:
     """(stride, extent, factor) of each part of the memory's order that belongs to `axes`."""
     # (dimension, extent, what one step is worth in it), innermost first
@@ -72,4 +92,4 @@ def _digits(layout: Layout, room: list[int], axes: tuple[int, ...]) -> tuple[Any
     return tuple(out)
 
 
-__all__ = ["LEAST", "record"]
+__all__ = ["LEAST", "filters", "record"]

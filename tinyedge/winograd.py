@@ -93,6 +93,16 @@ def filter_matrix(m: int, r: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([*rows, [0.0] * (r - 1) + [1.0]])
 
 
+@cache
+def filter_transform(m: int, taps: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[products, taps]: the transform along all axes with more than one tap."""
+    out = np.ones((1, 1))
+    for r in taps:
+        if r > 1:
+            out = np.kron(out, filter_matrix(m, r))
+    return out
+
+
 def _numeric(axis: int, f: Callable[..., Any], x: np.ndarray[Any, Any], *more: Any
              ) -> np.ndarray[Any, Any]:
     """A transform along one axis of an array."""
@@ -130,5 +140,5 @@ def collect_array(v: np.ndarray[Any, Any], m: int, taps: Sequence[int], sizes: S
     return np.ascontiguousarray(x[(slice(None), slice(None), *(slice(0, s) for s in sizes))])
 
 
-__all__ = ["collect", "collect_array", "filter_matrix", "possible", "products", "spread",
-           "spread_array"]
+__all__ = ["collect", "collect_array", "filter_matrix", "filter_transform", "possible",
+           "products", "spread", "spread_array"]

@@ -400,6 +400,9 @@ class _Bundle:
                 files = [self.file(f"model-{suffix or 'simd128'}.wasm", bytes(plan.code))]
             else:
                 files = []
+            if stored.filters:
+                one |= {"filters": stored.filters, "matrices": [
+                    [*m.shape, [float(str(x)) for x in m.reshape(-1)]] for m in stored.matrices]}
             one |= {"target": plan.target, "sections": stored.sections,
                     "files": files + self.shards(stored.data)}
             described.append(one)
@@ -569,7 +572,7 @@ def wasm(plan: Plan) -> dict[str, Any]:
             "states": [e["states"], plan.arenas[STATES]], "symbols": e["symbols"],
             "inputs": [e[f"input{i}"] for i in range(len(plan.inputs))],
             "outputs": [e[f"output{i}"] for i in range(len(plan.outputs))],
-            "stacks": e["stacks"], "stackSize": e["stack_size"], "threads": min(stacks, THREADS),
+            "warmers": e["warmers"], "stacks": e["stacks"], "stackSize": e["stack_size"], "threads": min(stacks, THREADS),
         }
     except KeyError as error:
         raise PlanError(f"the plan for {plan.target} has no entry {error}; compile it again with "

@@ -27,9 +27,10 @@ from tinyedge.plan import (
     Size,
     Step,
     evaluate,
+    flat,
 )
 
-RUN, WORK, STOP = EXPORTS = ("run", "work", "stop")
+RUN, WORK, STOP, WARM, FILTER = "run", "work", "stop", "warm", "filter"
 STACK, STACKS = 1 << 18, 8
 """Bytes of a thread's stack, and how many there are room for."""
 
@@ -87,11 +88,16 @@ def layout(plan: Plan) -> Layout:
 def entries(plan: Plan, where: Layout, module: Module) -> dict[str, int]:
     """What who loads the module has to know: addresses, and the place of the memory's flag."""
     ports = where.arenas[FIRST_EXTERNAL:]
-    out = {"memory_flag": module.flag, "pages": module.end // PAGE, "symbols": SYMBOLS,
+    out = {"warmers": len(_warmers(plan)), "memory_flag": module.flag, "pages": module.end // PAGE, "symbols": SYMBOLS,
            "stacks": module.stacks, "stack_size": STACK}
     out |= dict(zip(("constants", "scratch", "states"), where.arenas))
     out |= {f"input{i}": at for i, at in enumerate(ports[:len(plan.inputs)])}
     return out | {f"output{i}": at for i, at in enumerate(ports[len(plan.inputs):])}
+
+
+def exports(plan: Plan) -> tuple[str, ...]:
+    """Names of the functions that a plan's module has for those who load it."""
+    return (RUN, WORK, STOP, WARM, *[FILTER] * bool(plan.provenance.get("filters")))
 
 
 class _Writer:
@@ -202,6 +208,15 @@ class _Writer:
         self.lines += [f"  br i1 {bad}, label %lost, label %{on}", f"{on}:"]
 
 
+def _warmers(plan: Plan) -> list[Launch]:
+    """The first launch of each kernel, of those that need no symbols."""
+    found: dict[int, Launch] = {}
+    for s in flat(plan.steps):
+        if isinstance(s, Launch) and not s.scalars and isinstance(s.grid, int):
+            found.setdefault(s.kernel, s)
+    return list(found.values())
+
+
 def loop_symbols(steps: Sequence[Step]) -> Iterator[str]:
     """The counters of all loops, outer ones first."""
     for s in steps:
@@ -217,18 +232,98 @@ def _at(offset: int) -> str:
     return f"ptr inttoptr (i32 {BOARD + offset} to ptr)"
 
 
+MOST_TAPS = 64
+"""Taps of a filter that `filter` transforms."""
+
+FILTER_IR = f"""
+; transforms block `number` of `blocks` blocks of filters, float32 [taps, inner], which stand packed
+; at the end of the room of all blocks of [places, inner], `at`; inner is a multiple of four. A
+; column of taps is read before its places are written: these cover no other column, and no block
+; that is yet to come. matrix: float32 [places, taps].
+define void @{FILTER}(ptr %at, i32 %blocks, i32 %number, i32 %inner, i32 %places, i32 %taps,
+    ptr %matrix) nounwind {{
+entry:
+  %held = alloca [{MOST_TAPS} x <4 x float>], align 16
+  %left = sub i32 %blocks, %number
+  %more = sub i32 %places, %taps
+  %ahead = mul i32 %left, %more
+  %rows = mul i32 %number, %places
+  %start = mul i32 %rows, %inner
+  %to = getelementptr float, ptr %at, i32 %start
+  %skip = mul i32 %ahead, %inner
+  %from = getelementptr float, ptr %to, i32 %skip
+  br label %column
+column:
+  %j = phi i32 [ 0, %entry ], [ %j1, %end ]
+  %some = icmp ult i32 %j, %inner
+  br i1 %some, label %load, label %out
+load:
+  %t = phi i32 [ 0, %column ], [ %t1, %load ]
+  %tn = mul i32 %t, %inner
+  %tj = add i32 %tn, %j
+  %source = getelementptr float, ptr %from, i32 %tj
+  %v = load <4 x float>, ptr %source, align 4
+  %slot = getelementptr <4 x float>, ptr %held, i32 %t
+  store <4 x float> %v, ptr %slot, align 16
+  %t1 = add i32 %t, 1
+  %moret = icmp ult i32 %t1, %taps
+  br i1 %moret, label %load, label %place
+place:
+  %p = phi i32 [ 0, %load ], [ %p1, %store ]
+  %pt = mul i32 %p, %taps
+  br label %term
+term:
+  %k = phi i32 [ 0, %place ], [ %k1, %term ]
+  %sum = phi <4 x float> [ zeroinitializer, %place ], [ %sum1, %term ]
+  %ptk = add i32 %pt, %k
+  %factor = getelementptr float, ptr %matrix, i32 %ptk
+  %f = load float, ptr %factor, align 4
+  %f0 = insertelement <4 x float> poison, float %f, i32 0
+  %f4 = shufflevector <4 x float> %f0, <4 x float> poison, <4 x i32> zeroinitializer
+  %kept = getelementptr <4 x float>, ptr %held, i32 %k
+  %w = load <4 x float>, ptr %kept, align 16
+  %term1 = fmul <4 x float> %f4, %w
+  %sum1 = fadd <4 x float> %sum, %term1
+  %k1 = add i32 %k, 1
+  %morek = icmp ult i32 %k1, %taps
+  br i1 %morek, label %term, label %store
+store:
+  %pn = mul i32 %p, %inner
+  %pj = add i32 %pn, %j
+  %target = getelementptr float, ptr %to, i32 %pj
+  store <4 x float> %sum1, ptr %target, align 4
+  %p1 = add i32 %p, 1
+  %morep = icmp ult i32 %p1, %places
+  br i1 %morep, label %place, label %end
+end:
+  %j1 = add i32 %j, 4
+  br label %column
+out:
+  ret void
+}}
+"""
+
+
 def executor_ir(plan: Plan, where: Layout) -> str:
     """LLVM IR text of run(threads) -> 0, or 1 where a thread did not answer in time; of work(),
-    the loop of another thread; and of stop(), which ends those loops."""
+    the loop of another thread; of stop(), which ends those loops; and of warm(number), which calls
+    a kernel for nothing but that the engine compiles it well. It may be called while the constants
+    are on their way: kernels keep to their buffers whatever stands in them."""
     names = [*plan.symbols, *loop_symbols(plan.steps)]
     w = _Writer(plan, where, names)
     w.steps(plan.steps)
+    warmers = ", ".join(
+        f"{{ptr, ptr, i32}} {{ptr @{plan.kernels[s.kernel].name}, "
+        f"ptr {w.table(tuple(w.address(r) for r in s.buffers))}, i32 {s.grid}}}"
+        for s in _warmers(plan))
+    count = len(_warmers(plan))
     tables = "\n".join(
         f"{name} = internal constant [{max(len(a), 1)} x i32] "
         f"[{', '.join(f'i32 {x}' for x in a) or 'i32 0'}], align 4" for a, name in w.tables.items())
     kernels = "\n".join(f"declare void @{k.name}(ptr, ptr, i64, i64)" for k in plan.kernels)
     body = "\n".join(w.lines)
-    return f"""
+    more = FILTER_IR if FILTER in exports(plan) else ""
+    return f"""{more}
 {tables}
 {kernels}
 declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)
@@ -374,6 +469,20 @@ out:
   ret void
 }}
 
+@warmers = internal constant [{count} x {{ptr, ptr, i32}}] [{warmers}], align 4
+
+define void @{WARM}(i32 %number) nounwind {{
+  %entry = getelementptr [{count} x {{ptr, ptr, i32}}], ptr @warmers, i32 0, i32 %number
+  %p1 = getelementptr i8, ptr %entry, i32 4
+  %p2 = getelementptr i8, ptr %entry, i32 8
+  %fn = load ptr, ptr %entry, align 4
+  %buffers = load ptr, ptr %p1, align 4
+  %grid = load i32, ptr %p2, align 4
+  %grid.w = zext i32 %grid to i64
+  call void %fn(ptr %buffers, ptr null, i64 0, i64 %grid.w)
+  ret void
+}}
+
 define void @{STOP}() nounwind {{
   store atomic i32 1, {_at(STOPPED)} seq_cst, align 4
   %g = atomicrmw add {_at(GENERATION)}, i32 1 seq_cst
@@ -383,4 +492,5 @@ define void @{STOP}() nounwind {{
 """
 
 
-__all__ = ["EXPORTS", "STACK", "STACKS", "Layout", "entries", "executor_ir", "layout"]
+__all__ = ["FILTER", "RUN", "STACK", "STACKS", "STOP", "WARM", "WORK", "Layout", "entries",
+           "executor_ir", "exports", "layout"]

@@ -102,11 +102,8 @@ class Convolution:
     def weights(self, m: int) -> Array:
         """[products, C, K], computed in float64."""
         u = self.node.inputs[1].value.astype(np.float64)
-        for i, r in enumerate(self.taps):
-            if r > 1:
-                u = np.moveaxis(np.tensordot(w.filter_matrix(m, r), u, (1, 2 + i)), 0, 2 + i)
-        k, c = u.shape[:2]
-        return np.ascontiguousarray(u.reshape(k, c, -1).transpose(2, 1, 0).astype(np.float32))
+        u = u.reshape(*u.shape[:2], -1) @ w.filter_transform(m, self.taps).T
+        return np.ascontiguousarray(u.transpose(2, 1, 0).astype(np.float32))
 
     def error(self, m: int) -> float:
         """Largest error, relative to the largest output, with these weights and one random tile."""

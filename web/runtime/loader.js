@@ -35,7 +35,12 @@ export function within(promise, milliseconds, message) {
 
 // downloads
 
-async function opened(file, url, context) {
+/** Where a file lies. */
+const place = (file, {baseUrl}) => baseUrl ? new URL(file.name, baseUrl) : new URL(file.url);
+
+/** A file's bytes as they come: {source, forget}; nothing has been read of them yet. */
+async function opened(file, context) {
+  const url = place(file, context);
   const fs = url.protocol === 'file:' && builtin('node:fs');
   if (fs) return {source: fs.createReadStream(url)[Symbol.asyncIterator]()};
   if (url.protocol === 'data:') { // bundlers put small files into the script
@@ -72,15 +77,23 @@ function stream(body) {
 }
 
 /** Calls take(bytes, offset) with checked pieces of a file; what it is given is used again. */
-export async function download(file, context, take) {
+export async function download(file, context, take, opening = opened(file, context)) {
   const {signal} = context;
-  const url = context.baseUrl ? new URL(file.name, context.baseUrl) : new URL(file.url);
   const fail = (code, what, cause) => new TinyedgeError(code, `${file.name} ${what}`, cause);
-  const chunk = new Uint8Array(Math.min(context.chunk, file.size));
-  let source, forget, filled = 0, done = 0;
+  const size = Math.min(context.chunk, file.size);
+  let chunk = new Uint8Array(size), other = new Uint8Array(size);
+  let source, forget, filled = 0, done = 0, checking;
+  const check = async (bytes, at) => {
+    if (!await intact(bytes, file.hashes[at / context.chunk])) {
+      throw fail('integrity', forget ? 'is damaged, and its cached copy is removed; load '
+        + 'again' : 'is damaged: another SHA-256 than the exported one; put the bundle there again');
+    }
+    signal?.throwIfAborted();
+    await take(bytes, at);
+  };
   try {
-    ({source, forget} = await opened(file, url, context));
-    // the next piece is on its way while one is checked
+    ({source, forget} = await opening);
+    // the next piece is on its way while one is copied, and the next chunk while one is checked
     const ask = () => {
       const next = Promise.resolve(source.next());
       next.catch(() => {}); // awaited in its turn
@@ -103,26 +116,25 @@ export async function download(file, context, take) {
         from += part.length;
         context.advance(part.length);
         if (filled < chunk.length && done + filled < file.size) break;
-        const bytes = chunk.subarray(0, filled);
-        if (!await intact(bytes, file.hashes[done / context.chunk])) {
-          throw fail('integrity', forget ? 'is damaged, and its cached copy is removed; load '
-            + 'again' : 'is damaged: another SHA-256 than the exported one; put the bundle there again');
-        }
-        signal?.throwIfAborted();
-        await take(bytes, done);
+        await checking;
+        checking = check(chunk.subarray(0, filled), done);
+        checking.catch(() => {}); // awaited in its turn
+        [chunk, other] = [other, chunk];
         done += filled;
         filled = 0;
       }
     }
+    await checking;
     if (done < file.size) {
       throw fail('integrity', `ends after ${done + filled} of ${file.size} bytes; load again`);
     }
   } catch (error) {
     Promise.resolve(source?.return?.()).catch(() => {});
+    await checking?.catch(() => {});
     await forget?.();
     signal?.throwIfAborted();
     if (error instanceof TinyedgeError) throw error;
-    throw fail('network', `can't be read from ${url}: ${error.message ?? error}`, error);
+    throw fail('network', `can't be read from ${place(file, context)}: ${error.message ?? error}`, error);
   }
 }
 
@@ -188,7 +200,22 @@ export async function weights(plan, files, context, write) {
       }
     }
   };
-  for (const file of files) await download(file, context, expand);
+  const open = file => {
+    const opening = file && opened(file, context);
+    opening?.catch(() => {}); // awaited in its turn
+    return opening;
+  };
+  let next = open(files[0]);
+  try {
+    for (const [i, file] of files.entries()) {
+      const opening = next;
+      next = open(files[i + 1]); // the server answers meanwhile
+      await download(file, context, expand, opening);
+    }
+  } catch (error) {
+    next?.then(({source}) => source.return?.()).catch(() => {});
+    throw error;
+  }
 }
 
 function halfTable() {

@@ -3,6 +3,7 @@
 import {TinyedgeError, builtin, outputArray, outputBytes, weights, whole, within} from './loader.js';
 
 const READY = 20_000; // milliseconds in which a thread has to be there
+const ROUNDS = 2; // times that a kernel runs while the weights come
 
 /** Tiny modules that are valid where a plan's instructions are. */
 const header = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10];
@@ -37,15 +38,36 @@ const wasm = {
       throw new TinyedgeError('unsupported', `${plan.pages * 65536} bytes of memory can't be had`,
         error);
     }
-    const compiled = whole(file, context).then(code => {
+    let loading = true;
+    const made = whole(file, context).then(async code => {
       code[plan.flag] = shared ? 3 : 1; // how the import of the memory is declared
-      return WebAssembly.compile(code);
+      const module = await WebAssembly.compile(code);
+      const {exports} = new WebAssembly.Instance(module, {env: {memory}});
+      // Engines compile well what they have seen run: every kernel runs while the weights come.
+      const turn = turns();
+      for (let i = 0; loading && i < ROUNDS * plan.warmers; i++) {
+        exports.warm(i % plan.warmers);
+        await turn();
+      }
+      return {module, exports};
     });
-    compiled.catch(() => {}); // awaited below, also where the weights fail first
-    await weights(plan, rest, context, (at, bytes) =>
-      new Uint8Array(memory.buffer, plan.constants + at, bytes.length).set(bytes));
-    const module = await compiled;
-    const {exports} = new WebAssembly.Instance(module, {env: {memory}});
+    made.catch(() => {}); // awaited below, also where the weights fail first
+    try {
+      await weights(plan, rest, context, (at, bytes) =>
+        new Uint8Array(memory.buffer, plan.constants + at, bytes.length).set(bytes));
+    } finally {
+      loading = false;
+    }
+    const {module, exports} = await made;
+    new Uint8Array(memory.buffer, ...plan.states).fill(0);
+    for (const [at, blocks, inner, number] of plan.filters ?? []) {
+      const [places, taps, matrix] = plan.matrices[number];
+      // the end of a stack, which only deeper calls would reach
+      new Float32Array(memory.buffer, plan.stacks, matrix.length).set(matrix);
+      for (let block = 0; block < blocks; block++) {
+        exports.filter(plan.constants + at, blocks, block, inner, places, taps, plan.stacks);
+      }
+    }
     const end = async () => {
       if (workers.length) exports.stop();
       await Promise.all(workers.map(w => w.terminate()));
@@ -100,6 +122,16 @@ const wasm = {
     };
   },
 };
+
+/** A function that lets other tasks go first; setTimeout would wait. */
+function turns() {
+  const {port1, port2} = new MessageChannel();
+  port1.unref?.(); // a process may end meanwhile
+  return () => new Promise(resolve => {
+    port1.onmessage = resolve;
+    port2.postMessage(0);
+  });
+}
 
 /** A module worker; in Node a thread. */
 function thread() {
