@@ -87,7 +87,7 @@ async function race({name, runs}) {
   const times = [[], []];
   for (let i = 0; i < runs; i++) {
     for (const [j, side] of [a, b].entries()) {
-      await new Promise(resolve => setTimeout(resolve, 4)); // for threads that still spin
+      await new Promise(resolve => setTimeout(resolve, 30)); // for the other's threads, which still spin
       times[j].push(await clock(side.run));
     }
   }

@@ -48,6 +48,8 @@ FIRST = SYMBOLS + 8 * MOST_SYMBOLS
 LAUNCH_SHIFT, FIRST_SHIFT, UNIT_MASK = 40, 20, (1 << 20) - 1
 UNITS_PER_THREAD = 32
 """Units that a launch is divided into, for each thread; a claim takes one or more."""
+PARTS = 16
+"""Calls that a launch is divided into where there is one thread."""
 SMALL = 30000
 """Operations and bytes of a launch that one thread does sooner than several could meet for it."""
 SPINS = 500_000
@@ -392,7 +394,17 @@ entry:
   %alone = icmp ult i32 %threads, 2
   br i1 %alone, label %single, label %several
 single:
-  call void %fn(ptr %buffers, ptr %scalars, i64 0, i64 %grid)
+  ; in parts, since an engine that has compiled a kernel better meanwhile calls it from then on
+  %part = phi i64 [ 0, %entry ], [ %part1, %single ]
+  %part1 = add i64 %part, 1
+  %part.b = mul i64 %part, %grid
+  %part.e = mul i64 %part1, %grid
+  %part.begin = udiv i64 %part.b, {PARTS}
+  %part.end = udiv i64 %part.e, {PARTS}
+  call void %fn(ptr %buffers, ptr %scalars, i64 %part.begin, i64 %part.end)
+  %parts = icmp ult i64 %part1, {PARTS}
+  br i1 %parts, label %single, label %finished
+finished:
   ret i32 0
 several:
   %threads.w = zext i32 %threads to i64
@@ -479,7 +491,7 @@ define void @{WARM}(i32 %number) nounwind {{
   %buffers = load ptr, ptr %p1, align 4
   %grid = load i32, ptr %p2, align 4
   %grid.w = zext i32 %grid to i64
-  call void %fn(ptr %buffers, ptr null, i64 0, i64 %grid.w)
+  %late = call i32 @share(i32 1, ptr %fn, ptr %buffers, ptr null, i64 %grid.w)
   ret void
 }}
 

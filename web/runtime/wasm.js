@@ -3,7 +3,6 @@
 import {TinyedgeError, builtin, outputArray, outputBytes, weights, whole, within} from './loader.js';
 
 const READY = 20_000; // milliseconds in which a thread has to be there
-const ROUNDS = 2; // times that a kernel runs while the weights come
 
 /** Tiny modules that are valid where a plan's instructions are. */
 const header = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10];
@@ -45,8 +44,8 @@ const wasm = {
       const {exports} = new WebAssembly.Instance(module, {env: {memory}});
       // Engines compile well what they have seen run: every kernel runs while the weights come.
       const turn = turns();
-      for (let i = 0; loading && i < ROUNDS * plan.warmers; i++) {
-        exports.warm(i % plan.warmers);
+      for (let i = 0; loading && i < plan.warmers; i++) {
+        exports.warm(i);
         await turn();
       }
       return {module, exports};
