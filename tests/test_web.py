@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+import wasmtime
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 import tinyedge
@@ -31,6 +33,7 @@ from tinyedge import storage
 from tinyedge.cli import main
 from tinyedge.codegen.lower import Layout
 from tinyedge.compiler import physical
+from tinyedge.drivers.wasm import WasmDevice
 from tinyedge.dtype import DTYPES, INT64
 from tinyedge.errors import InputError, PlanError
 from tinyedge.plan import Port
@@ -92,6 +95,8 @@ def _make(root: Path) -> None:
     labels = {"labels": zoo.class_names(), **PIXELS}
     for name, kind in (("lite", "float32"), ("lite8", "int8"), ("lite16", "float16")):
         export(lite.obtain(CACHE), "wasm", root / name, weights=kind, labels=labels)
+    for kind in weights.KINDS:
+        export(filtered(), "wasm", root / f"filters-{kind}", weights=kind)
     export(voice.obtain(CACHE), "wasm", root / "voice", shapes=voice.shapes, states=voice.states)
     shutil.copy(zoo.photograph(), root / "cat.png")
     with pytest.MonkeyPatch.context() as patch:
@@ -101,6 +106,20 @@ def _make(root: Path) -> None:
     Image.new("RGB", (300, 200), (220, 30, 20)).save(root / "red.png")
     Image.new("RGB", (200, 300), (20, 30, 220)).save(root / "blue.png")
     shutil.copy(HERE / "empty.html", root / "empty.html")
+
+
+def filtered() -> Any:
+    """A model with convolutions of 3 x 3 and 1 x 3 that become minimal filters."""
+    rng = np.random.default_rng(0)
+    shapes = {"a": (48, 32, 3, 3), "b": (40, 48, 1, 3), "c": (32, 40, 3, 3)}
+    graph = helper.make_graph(
+        [helper.make_node("Conv", [x, w], [y], pads=[0, 1, 0, 1] if w == "b" else [1] * 4)
+         for x, w, y in (("x", "a", "s"), ("s", "b", "t"), ("t", "c", "y"))], "filtered",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32, 40, 40])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32, 40, 40])],
+        [numpy_helper.from_array(
+            (rng.standard_normal(s) / 16).astype(np.float32), w) for w, s in shapes.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def results(name: str) -> dict[str, Any]:
@@ -262,6 +281,47 @@ def test_stored_weights(kind: str) -> None:
     size = {"float32": 4, "float16": 2, "int8": 1}[kind] * web_plans.COUNT
     assert len(stored.data) == size + 12 * (kind == "int8")
     assert bytes(weights.rounded(plan, stored).constants) == stored.values
+
+
+@pytest.mark.parametrize("kind", weights.KINDS)
+def test_filters_are_stored_before_their_transform(kind: str) -> None:
+    plan = tinyedge.compile(filtered(), "wasm")
+    known = plan.provenance["filters"]
+    assert len(known) >= 2 and len({tuple(taps) for *_, taps in known}) == 2
+    stored = weights.store(plan, kind)
+    assert [f[0] for f in stored.filters] == [f[0] for f in known]
+    elements = sum(blocks * inner * prod(taps) for _, blocks, inner, _, taps in known)
+    size = {"float32": 4, "float16": 2, "int8": 1}[kind]
+    assert len(stored.data) < size * elements + 4096 < len(plan.constants) / 2
+    before, after = (np.frombuffer(c, np.float32) for c in (plan.constants, stored.values))
+    off = np.abs(before - after).max() / np.abs(before).max()
+    assert off <= {"float32": 1e-6, "float16": 1e-3, "int8": 2e-2}[kind]
+    # the module's own transform, from where the run time puts the filters
+    store = wasmtime.Store(WasmDevice().engine)
+    store.set_epoch_deadline(60)
+    e = plan.entries
+    memory = wasmtime.Memory(store, wasmtime.MemoryType(wasmtime.Limits(e["pages"], e["pages"])))
+    module = wasmtime.Module(store.engine, bytes(plan.code))
+    exports = wasmtime.Instance(store, module, [memory]).exports(store)
+    constants = bytearray(stored.values)
+    for offset, blocks, inner, number in stored.filters:
+        matrix = stored.matrices[number]
+        places, taps = matrix.shape
+        end, count = offset + 4 * blocks * inner * places, blocks * inner * taps
+        made = weights._Filters.of(
+            before[offset // 4:end // 4], *next(f[1:] for f in known if f[0] == offset))
+        assert made is not None
+        if kind != "float32":
+            continue
+        constants[offset:end] = bytes(end - offset)
+        constants[end - 4 * count:end] = made.before.tobytes()
+        memory.write(store, matrix.tobytes(), e["stacks"])
+        memory.write(store, constants[offset:end], e["constants"] + offset)
+        for block in range(blocks):
+            exports["filter"](store, e["constants"] + offset, blocks, block, inner, places, taps,
+                              e["stacks"])
+        got = memory.read(store, e["constants"] + offset, e["constants"] + end)
+        assert bytes(got) == stored.values[offset:end]
 
 
 @pytest.mark.parametrize("shape, order, block, quad, axes", [
@@ -565,13 +625,14 @@ def vector_of_photograph() -> Any:
 
 @needs_page
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", ["lite", "lite8", "lite16", "voice"])
+@pytest.mark.parametrize("name", [
+    "lite", "lite8", "lite16", "voice", *(f"filters-{kind}" for kind in weights.KINDS)])
 def test_self_tests(name: str, threads: int) -> None:
     tests = value("page.mjs", "selfTests")
     got = tests[f"{name} {threads}"]
     assert got["passed"] and got["threads"] == threads and got["target"] == "wasm:relaxed"
     assert got["error"] == tests[f"{name} 1"]["error"]  # the same results
-    if name in ("lite", "voice"):
+    if name in ("lite", "voice", "filters-float32"):
         assert got["error"] <= got["tolerance"] == 1e-4
 
 

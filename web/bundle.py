@@ -572,7 +572,8 @@ def wasm(plan: Plan) -> dict[str, Any]:
             "states": [e["states"], plan.arenas[STATES]], "symbols": e["symbols"],
             "inputs": [e[f"input{i}"] for i in range(len(plan.inputs))],
             "outputs": [e[f"output{i}"] for i in range(len(plan.outputs))],
-            "warmers": e["warmers"], "stacks": e["stacks"], "stackSize": e["stack_size"], "threads": min(stacks, THREADS),
+            "stacks": e["stacks"], "stackSize": e["stack_size"], "threads": min(stacks, THREADS),
+            "warmers": e.get("warmers", 0),
         }
     except KeyError as error:
         raise PlanError(f"the plan for {plan.target} has no entry {error}; compile it again with "

@@ -77,11 +77,14 @@ class _Filters:
             out += self.matrix[:, k, None] * before[:, None, k]
         return out
 
-    def digits(self, digits: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
-        """Which channel an element belongs to, by its number before instead of after."""
+    def channels(self, channels: int, digits: Iterable[tuple[int, int, int]]
+                 ) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+        """Which channel an element belongs to, before instead of after: each place was one of its
+        own, and all taps have the same."""
         inner, (places, taps) = self.before.shape[2], self.matrix.shape
-        return tuple((stride if stride < inner * places else stride // places * taps, *more)
-                     for stride, *more in digits)
+        return channels // places, tuple(
+            (stride if stride < inner else stride // places * taps, extent, factor)
+            for stride, extent, factor in digits if stride != inner)
 
 
 def store(plan: Plan, kind: str) -> Stored:
@@ -109,7 +112,8 @@ def store(plan: Plan, kind: str) -> Stored:
         whole = np.frombuffer(constants, np.float32, count, offset)
         form = _Filters.of(whole, *known[offset]) if offset in known else None
         if form:
-            whole, digits = form.before.reshape(-1), form.digits(digits)
+            whole = form.before.reshape(-1)
+            channels, digits = form.channels(channels, digits)
         narrowed = _narrowed(kind, end - 4 * whole.size, whole, channels, digits)
         if narrowed is None and form is None:
             continue

@@ -90,8 +90,8 @@ def layout(plan: Plan) -> Layout:
 def entries(plan: Plan, where: Layout, module: Module) -> dict[str, int]:
     """What who loads the module has to know: addresses, and the place of the memory's flag."""
     ports = where.arenas[FIRST_EXTERNAL:]
-    out = {"warmers": len(_warmers(plan)), "memory_flag": module.flag, "pages": module.end // PAGE, "symbols": SYMBOLS,
-           "stacks": module.stacks, "stack_size": STACK}
+    out = {"memory_flag": module.flag, "pages": module.end // PAGE, "symbols": SYMBOLS,
+           "stacks": module.stacks, "stack_size": STACK, "warmers": len(_warmers(plan))}
     out |= dict(zip(("constants", "scratch", "states"), where.arenas))
     out |= {f"input{i}": at for i, at in enumerate(ports[:len(plan.inputs)])}
     return out | {f"output{i}": at for i, at in enumerate(ports[len(plan.inputs):])}

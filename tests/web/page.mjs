@@ -318,7 +318,7 @@ const scenarios = {
   /** The test vectors of real networks. */
   selfTests: () => visit('csp+isolated', page => page.evaluate(async () => {
     const out = {};
-    for (const name of ['lite', 'lite8', 'lite16', 'voice']) {
+    for (const name of ['lite', 'lite8', 'lite16', 'voice', 'filters-float32', 'filters-float16', 'filters-int8']) {
       const {load} = await bundle(name);
       for (const threads of [1, 2]) {
         const model = await load({threads});
