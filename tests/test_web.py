@@ -302,7 +302,7 @@ def test_filters_are_stored_before_their_transform(kind: str) -> None:
     e = plan.entries
     memory = wasmtime.Memory(store, wasmtime.MemoryType(wasmtime.Limits(e["pages"], e["pages"])))
     module = wasmtime.Module(store.engine, bytes(plan.code))
-    exports = wasmtime.Instance(store, module, [memory]).exports(store)
+    transform: Any = wasmtime.Instance(store, module, [memory]).exports(store)["filter"]
     constants = bytearray(stored.values)
     for offset, blocks, inner, number in stored.filters:
         matrix = stored.matrices[number]
@@ -318,8 +318,8 @@ def test_filters_are_stored_before_their_transform(kind: str) -> None:
         memory.write(store, matrix.tobytes(), e["stacks"])
         memory.write(store, constants[offset:end], e["constants"] + offset)
         for block in range(blocks):
-            exports["filter"](store, e["constants"] + offset, blocks, block, inner, places, taps,
-                              e["stacks"])
+            transform(store, e["constants"] + offset, blocks, block, inner, places, taps,
+                      e["stacks"])
         got = memory.read(store, e["constants"] + offset, e["constants"] + end)
         assert bytes(got) == stored.values[offset:end]
 
