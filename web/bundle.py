@@ -573,7 +573,7 @@ def wasm(plan: Plan) -> dict[str, Any]:
             "inputs": [e[f"input{i}"] for i in range(len(plan.inputs))],
             "outputs": [e[f"output{i}"] for i in range(len(plan.outputs))],
             "stacks": e["stacks"], "stackSize": e["stack_size"], "threads": min(stacks, THREADS),
-            "warmers": e.get("warmers", 0),
+            "warmers": e.get("warmers", 0), "scratch": e.get("scratch", e["states"]),
         }
     except KeyError as error:
         raise PlanError(f"the plan for {plan.target} has no entry {error}; compile it again with "

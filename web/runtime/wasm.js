@@ -58,7 +58,9 @@ const wasm = {
       loading = false;
     }
     const {module, exports} = await made;
-    new Uint8Array(memory.buffer, ...plan.states).fill(0);
+    if (plan.warmers) { // what that has left among intermediate values and states is gone
+      new Uint8Array(memory.buffer).fill(0, plan.scratch, plan.states[0] + plan.states[1]);
+    }
     for (const [at, blocks, inner, number] of plan.filters ?? []) {
       const [places, taps, matrix] = plan.matrices[number];
       // the end of a stack, which only deeper calls would reach
@@ -124,8 +126,8 @@ const wasm = {
 
 /** A function that lets other tasks go first; setTimeout would wait. */
 function turns() {
+  if (globalThis.setImmediate) return () => new Promise(resolve => setImmediate(resolve));
   const {port1, port2} = new MessageChannel();
-  port1.unref?.(); // a process may end meanwhile
   return () => new Promise(resolve => {
     port1.onmessage = resolve;
     port2.postMessage(0);
