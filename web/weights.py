@@ -137,13 +137,15 @@ def store(plan: Plan, kind: str) -> Stored:
 def _narrowed(kind: str, at: int, whole: Array, channels: int, digits: Any
               ) -> tuple[list[Section], bytes, Array] | None:
     """(sections, what is stored, the values that it stands for); None where it stays float32."""
+    if kind == "float32":
+        return None
     if kind == "int8" and digits and (found := _quantised(whole, channels, digits)):
         scales, codes, back = found
         return ([(SCALES, 0, channels), (QUANTISED, at, whole.size, digits)],
                 scales.tobytes() + codes.tobytes(), back)
     with np.errstate(over="ignore"):
         half = whole.astype(np.float16)
-    if kind == "float32" or not np.isfinite(half).all():
+    if not np.isfinite(half).all():
         return None
     return [(HALF, at, whole.size)], half.tobytes(), half.astype(np.float32)
 

@@ -314,11 +314,11 @@ def executor_ir(plan: Plan, where: Layout) -> str:
     names = [*plan.symbols, *loop_symbols(plan.steps)]
     w = _Writer(plan, where, names)
     w.steps(plan.steps)
+    launches = _warmers(plan)
     warmers = ", ".join(
         f"{{ptr, ptr, i32}} {{ptr @{plan.kernels[s.kernel].name}, "
         f"ptr {w.table(tuple(w.address(r) for r in s.buffers))}, i32 {s.grid}}}"
-        for s in _warmers(plan))
-    count = len(_warmers(plan))
+        for s in launches)
     tables = "\n".join(
         f"{name} = internal constant [{max(len(a), 1)} x i32] "
         f"[{', '.join(f'i32 {x}' for x in a) or 'i32 0'}], align 4" for a, name in w.tables.items())
@@ -481,10 +481,10 @@ out:
   ret void
 }}
 
-@warmers = internal constant [{count} x {{ptr, ptr, i32}}] [{warmers}], align 4
+@warmers = internal constant [{len(launches)} x {{ptr, ptr, i32}}] [{warmers}], align 4
 
 define void @{WARM}(i32 %number) nounwind {{
-  %entry = getelementptr [{count} x {{ptr, ptr, i32}}], ptr @warmers, i32 0, i32 %number
+  %entry = getelementptr [{len(launches)} x {{ptr, ptr, i32}}], ptr @warmers, i32 0, i32 %number
   %p1 = getelementptr i8, ptr %entry, i32 4
   %p2 = getelementptr i8, ptr %entry, i32 8
   %fn = load ptr, ptr %entry, align 4
